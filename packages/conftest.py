@@ -1,4 +1,4 @@
-"""What the tests of the packages share with those of the server: fixtures, helpers, and how they are run."""
+"""Fixtures, helpers and pytest hooks that the packages' tests share with the server's tests."""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -9,6 +9,6 @@ sys.path.append(str(TESTS))
 _spec = spec_from_file_location("conftest_of_the_server", TESTS / "conftest.py")
 _shared = module_from_spec(_spec)
 _spec.loader.exec_module(_shared)
-# But not that which has the processes import the server's test files.
+# This hook lets started processes import the server's test files, which the packages' tests don't need.
 del _shared.pytest_configure
-globals().update({name: found for name, found in vars(_shared).items() if not name.startswith("_")})
+globals().update({name: value for name, value in vars(_shared).items() if not name.startswith("_")})

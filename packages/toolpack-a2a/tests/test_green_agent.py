@@ -145,7 +145,7 @@ def test_refused_messages_take_no_memory(server):
 
 
 def test_ended_assessments_are_forgotten(monkeypatch):
-    monkeypatch.setattr(green_agent, "MAX_ENDED", 2)
+    monkeypatch.setattr(green_agent, "MAX_FINISHED", 2)
 
     async def run():
         store, context = green_agent.RecentTasks(), ServerCallContext()

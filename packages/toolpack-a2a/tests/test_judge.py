@@ -146,7 +146,7 @@ def test_command_explains_what_is_wrong(server, url):
         (("--a2a", "nonsense", "--task", TASK, *here), "There is no A2A agent at nonsense: "),
         (("--a2a", agent, "--task", TASK, "--url", "nonsense"), "A server's URL begins with http://"),
         (("--a2a", agent, "--task", "bank/nope", *here), "bank/nope"),
-        (("--a2a", agent, *here), "Name what to play: --task bank/save-300, or --toolpack bank."),
+        (("--a2a", agent, *here), "Name the tasks to play: --task bank/save-300, or --toolpack bank."),
         (("--a2a", agent, "--task", TASK, "--split", "x", *here), "--split chooses among the tasks of a toolpack"),
     ]:
         said = CliRunner().invoke(cli, ["judge", *arguments])

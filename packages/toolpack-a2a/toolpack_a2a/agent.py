@@ -1,6 +1,6 @@
-"""Client of an A2A agent that isn't trusted.
+"""Client of an untrusted A2A agent.
 
-Its replies are limited in time and size, and each of its failures is an `AgentError`.
+The agent's replies are limited in time and size, and each failure of the agent is an `AgentError`.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from a2a.types.a2a_pb2 import (
 )
 from a2a.utils.errors import A2AError
 
-MAX_REPLY_BYTES = 16 * 2**20  # of all that an agent sends in a rollout
-MAX_SHOWN = 300  # characters of what an agent sent, in an error
+MAX_REPLY_BYTES = 16 * 2**20  # max bytes that an agent may send to one client (`open_agent`)
+MAX_SHOWN = 300  # max characters of an agent's text in an error message
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 1.0
 CANCEL_SECONDS = 5.0
@@ -43,7 +43,7 @@ class AgentError(Exception):
     """An agent's failure. The message is a sentence.
 
     Attributes:
-        failure: `unreachable`: it never got the task. All others: it got the task, and then failed.
+        failure: `unreachable` if the agent never got the task. With any other value, it got the task and failed later.
     """
 
     def __init__(self, failure: Failure, message: str) -> None:
@@ -52,16 +52,16 @@ class AgentError(Exception):
 
 
 class _FloodError(Exception):
-    pass
+    """An agent sent too many bytes, or compressed data."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReply:
-    """What an agent replied in the end.
+    """The reply that ends an agent's task.
 
     Attributes:
-        state: The state of its A2A task, such as `completed`; also `completed` for a plain message.
-        text: Its text: the artifacts, or else its last message.
+        state: The state of the agent's A2A task, such as `completed`. A plain message counts as `completed`.
+        text: The text of the artifacts or, if they have none, of the last message.
     """
 
     state: str
@@ -69,6 +69,8 @@ class AgentReply:
 
 
 class _CountedStream(httpx.AsyncByteStream):
+    """Body of a response. It reports its bytes to the transport."""
+
     def __init__(self, stream: httpx.AsyncByteStream, transport: "_BoundedTransport") -> None:
         self._stream = stream
         self._transport = transport
@@ -83,7 +85,10 @@ class _CountedStream(httpx.AsyncByteStream):
 
 
 class _BoundedTransport(httpx.AsyncHTTPTransport):
-    """Raises `_FloodError` after `MAX_REPLY_BYTES`, and for compressed replies, because their size isn't known."""
+    """Transport that raises `_FloodError` after `MAX_REPLY_BYTES`.
+
+    It also raises this error for compressed replies, because a few of their bytes can expand to any size.
+    """
 
     def __init__(self) -> None:
         super().__init__(trust_env=False)
@@ -112,7 +117,7 @@ class _BoundedTransport(httpx.AsyncHTTPTransport):
 
 @dataclass(slots=True)
 class _Progress:
-    """What an agent has sent so far."""
+    """State of an agent's A2A task, and the texts that the agent has sent so far."""
 
     task_id: str = ""
     state: "TaskState | None" = None  # None: no task yet
@@ -124,6 +129,7 @@ class _Progress:
         return self.state is not None and self.state not in _RUNNING
 
     def add(self, event: StreamResponse) -> None:
+        """Add an event of the agent's stream."""
         if event.HasField("message"):
             self.state = TaskState.TASK_STATE_COMPLETED
             self.message = _text(event.message)
@@ -155,6 +161,7 @@ class _Progress:
         texts.append(_text(artifact))
 
     def reply(self) -> AgentReply:
+        """Return the reply, after the task has ended."""
         state = TaskState.Name(self.state or TaskState.TASK_STATE_UNSPECIFIED)
         text = "\n".join("".join(texts) for texts in self.artifacts.values() if any(texts))
         return AgentReply(state.removeprefix("TASK_STATE_").lower().replace("_", "-"), text or self.message)
@@ -202,13 +209,14 @@ class A2AAgent:
         return progress.reply()
 
     async def _play(self, request: SendMessageRequest, progress: _Progress) -> None:
+        """Send a message, and follow the agent's task until it ends. If the stream breaks, poll the task."""
         try:
             async for event in self._client.send_message(request):
                 progress.add(event)
                 if progress.is_over:
                     return
         except A2AClientError:
-            if not progress.task_id:  # otherwise the stream broke, but the agent may still work
+            if not progress.task_id:  # with a task, only the stream broke: the agent may still work
                 raise
         while not progress.is_over:
             if not progress.task_id:
@@ -217,7 +225,7 @@ class A2AAgent:
             progress.add_task(await self._client.get_task(GetTaskRequest(id=progress.task_id)))
 
     async def _cancel(self, task_id: str) -> None:
-        """Cancel the agent's task, so that it calls nothing more. An agent that can't is left alone."""
+        """Cancel the agent's task, so that the agent makes no more calls. Ignore a failure of the cancellation."""
         with suppress(Exception):
             async with asyncio.timeout(CANCEL_SECONDS):
                 if task_id:
@@ -244,7 +252,7 @@ async def open_agent(url: str) -> AsyncIterator[A2AAgent]:
             ) from None
         except _FloodError:
             raise AgentError("unreachable", f"The card of the agent at {url} is too large, or compressed.") from None
-        except Exception as error:  # noqa: BLE001 - what the SDK raises for a card that a stranger wrote
+        except Exception as error:  # noqa: BLE001 - the SDK may raise anything for an untrusted card
             raise AgentError("unreachable", f"There is no A2A agent at {url}: {_shown(error)}") from None
         yield A2AAgent(client, url)
 
@@ -259,7 +267,7 @@ def _agent_errors(url: str) -> Iterator[None]:
     except _FloodError:
         limit = MAX_REPLY_BYTES // 2**20
         raise AgentError("flood", f"The agent sent more than {limit} MiB, or compressed data.") from None
-    except Exception as error:  # noqa: BLE001 - what the SDK raises for replies that a stranger wrote
+    except Exception as error:  # noqa: BLE001 - the SDK may raise anything for untrusted replies
         cause = error.__cause__
         if isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
             raise AgentError("unreachable", f"The agent at {url} can't be reached: {_shown(cause)}") from None
@@ -271,5 +279,6 @@ def _agent_errors(url: str) -> Iterator[None]:
 
 
 def _shown(error: BaseException) -> str:
+    """Return an exception in one line of limited length."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

@@ -24,7 +24,7 @@ def _server_options(command: "click.decorators.FC") -> "click.decorators.FC":
 @click.option("--a2a", "agent_url", required=True, metavar="URL", help="The agent: the URL that has its card.")
 @click.option("--task", "names", multiple=True, metavar="TOOLPACK/NAME", help="A task to play; may be repeated.")
 @click.option("--toolpack", metavar="NAME", help="Play all tasks of this toolpack.")
-@click.option("--split", metavar="NAME", help="Of the toolpack's tasks, only those of this split.")
+@click.option("--split", metavar="NAME", help="Play only the toolpack's tasks in this split.")
 @click.option("--attempts", type=click.IntRange(1), default=1, show_default=True, help="Rollouts of each task.")
 @click.option(
     "--timeout",
@@ -50,7 +50,7 @@ def judge(
     The exit status is 1 if a rollout has no valid verdict.
     """
     if not (names or toolpack):
-        raise click.UsageError("Name what to play: --task bank/save-300, or --toolpack bank.")
+        raise click.UsageError("Name the tasks to play: --task bank/save-300, or --toolpack bank.")
     if split and not toolpack:
         raise click.UsageError("--split chooses among the tasks of a toolpack: give --toolpack, too.")
     from toolpack_a2a.agent import AgentError, open_agent  # noqa: PLC0415 - imports the SDK
@@ -62,11 +62,11 @@ def judge(
 
     async def play() -> bool:
         async with AsyncClient(url, token=token) as client, open_agent(agent_url) as agent:
-            judging = Judge(client, public_url or url, run)
+            task_judge = Judge(client, public_url or url, run)
             rollouts = []
-            for task in await judging.tasks(names, toolpack, split):
+            for task in await task_judge.tasks(names, toolpack, split):
                 for _ in range(attempts):
-                    rollouts.append(await judging.play(agent, task, timeout))
+                    rollouts.append(await task_judge.play(agent, task, timeout))
                     echo(rollouts[-1].line())
         passed = sum(rollout.passed for rollout in rollouts)
         echo(f"{passed} of {len(rollouts)} passed.")

@@ -1,4 +1,8 @@
-"""A green agent, as AgentBeats calls it: it gets the URL of an agent by A2A, and replies with verdicts on rollouts."""
+"""Green agent: AgentBeats' word for an agent that judges other agents.
+
+A request by A2A contains the URL of an agent. The green agent lets that agent play tasks of the server, and replies
+with the verdicts on the rollouts.
+"""
 
 import json
 import logging
@@ -47,9 +51,9 @@ MAX_BODY_BYTES = 2**18
 MAX_CONNECTIONS = 100
 MAX_ASSESSMENTS = 4  # at the same time
 MAX_ROLLOUTS = 1000  # of an assessment
-MAX_SECONDS = 86_400
-MAX_ENDED = 100  # assessments whose results can still be read
-ENDED = {
+MAX_SECONDS = 86_400  # for a rollout
+MAX_FINISHED = 100  # finished assessments that are stored, so that their results can be read
+FINAL_STATES = {
     TaskState.TASK_STATE_COMPLETED,
     TaskState.TASK_STATE_FAILED,
     TaskState.TASK_STATE_CANCELED,
@@ -59,12 +63,12 @@ EXAMPLE = '{"participants": {"agent": "http://127.0.0.1:9010"}, "config": {"task
 
 
 class AssessmentConfig(BaseModel):
-    """What to play."""
+    """The tasks that an assessment plays, and how often."""
 
     model_config = ConfigDict(extra="forbid")
 
     tasks: list[str] = Field(default_factory=list, max_length=MAX_ROLLOUTS, description="Tasks, as toolpack/name.")
-    toolpack: str | None = Field(None, description="A toolpack, whose tasks are played, too.")
+    toolpack: str | None = Field(None, description="A toolpack. All its tasks are played, too.")
     split: str | None = Field(None, description="The split of the toolpack's tasks.")
     attempts: int = Field(1, ge=1, le=MAX_ROLLOUTS, description="Rollouts of each task.")
     timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Seconds for a rollout.")
@@ -77,11 +81,11 @@ class Assessment(BaseModel):
     config: AssessmentConfig
 
 
-def parsed(text: str) -> Assessment:
+def parse_assessment(text: str) -> Assessment:
     """Return the assessment that a message asks for.
 
     Raises:
-        InvalidParamsError: The message isn't such a request.
+        InvalidParamsError: The message isn't a request for an assessment.
     """
     try:
         content = json.loads(text)
@@ -105,17 +109,18 @@ class GreenAgent(AgentExecutor):
         self._running = 0
 
     def check(self, message: A2AMessage) -> None:
-        """Refuse a message that asks for no assessment, or for one too many.
+        """Refuse a message that doesn't ask for an assessment, or any message while too many assessments run.
 
         Raises:
             A2AError: The message is refused.
         """
-        parsed(get_message_text(message))
+        parse_assessment(get_message_text(message))
         if self._running >= MAX_ASSESSMENTS:
             raise UnsupportedOperationError(f"{MAX_ASSESSMENTS} assessments are running: send this one again later.")
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        assessment = parsed(context.get_user_input())
+        """Judge the agent of a request, and send events: the task, each verdict, and the results or the failure."""
+        assessment = parse_assessment(context.get_user_input())
         message = context.message
         assert message is not None  # noqa: S101 - its text was read
         task = context.current_task or new_task_from_user_message(message)
@@ -134,6 +139,7 @@ class GreenAgent(AgentExecutor):
             self._running -= 1
 
     async def _assess(self, assessment: Assessment, updater: TaskUpdater) -> list[JudgedRollout]:
+        """Play all rollouts, and report each when it ends."""
         (agent_url,) = assessment.participants.values()
         config, rollouts = assessment.config, []
         async with AsyncClient(self._url, token=self._token) as client, open_agent(agent_url) as agent:
@@ -166,7 +172,10 @@ def _results(assessment: Assessment, rollouts: list[JudgedRollout]) -> tuple[str
 
 
 class CheckedHandler(DefaultRequestHandler):
-    """Refuses messages before the SDK keeps them: it keeps those that an executor refuses for as long as it runs."""
+    """Request handler that refuses messages before the SDK stores them.
+
+    The SDK would store a message that the executor refuses as long as the process runs.
+    """
 
     def __init__(self, executor: GreenAgent, card: AgentCard) -> None:
         super().__init__(agent_executor=executor, task_store=RecentTasks(), agent_card=card)
@@ -186,23 +195,23 @@ class CheckedHandler(DefaultRequestHandler):
 
 
 class RecentTasks(InMemoryTaskStore):
-    """Keeps the running tasks and the last `MAX_ENDED` others."""
+    """Task store that keeps the running tasks, and only the latest `MAX_FINISHED` tasks of the others."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._ended: dict[str, ServerCallContext] = {}
+        self._finished: dict[str, ServerCallContext] = {}
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
         await super().save(task, context)
-        if task.status.state in ENDED:
-            self._ended[task.id] = context
-        while len(self._ended) > MAX_ENDED:
-            oldest = next(iter(self._ended))
-            await self.delete(oldest, self._ended.pop(oldest))
+        if task.status.state in FINAL_STATES:
+            self._finished[task.id] = context
+        while len(self._finished) > MAX_FINISHED:
+            oldest = next(iter(self._finished))
+            await self.delete(oldest, self._finished.pop(oldest))
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to a request whose body is larger than `MAX_BODY_BYTES`."""
+    """ASGI middleware that answers 413 to a request with a body larger than `MAX_BODY_BYTES`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -222,19 +231,21 @@ class BodyLimit:
                 refusal = JSONResponse({"error": f"The body has more than {MAX_BODY_BYTES} bytes: send less."}, 413)
                 await refusal(scope, receive, send)
                 return
-        read = False
+        is_replayed = False
 
         async def replay() -> Message:
-            nonlocal read
-            if read:
+            """Return the whole body at the first call, then pass on further messages."""
+            nonlocal is_replayed
+            if is_replayed:
                 return await receive()
-            read = True
+            is_replayed = True
             return {"type": "http.request", "body": bytes(body), "more_body": False}
 
         await self._app(scope, replay, send)
 
 
 def card_at(url: str) -> AgentCard:
+    """Return the green agent's card, which tells clients its URL and its skill."""
     skill = AgentSkill(
         id="judge",
         name="Judge an agent",
@@ -257,6 +268,7 @@ def card_at(url: str) -> AgentCard:
 
 
 def create_app(card: AgentCard, executor: GreenAgent) -> ASGIApp:
+    """Return the ASGI application: the card, and JSON-RPC at `/`."""
     rpc = create_jsonrpc_routes(CheckedHandler(executor, card), "/", enable_v0_3_compat=True)
     return BodyLimit(Starlette(routes=[*create_agent_card_routes(card), *rpc]))
 
@@ -264,9 +276,9 @@ def create_app(card: AgentCard, executor: GreenAgent) -> ASGIApp:
 def serve(host: str, port: int, card_url: str | None, url: str, public_url: str, token: str | None) -> None:
     """Serve a green agent until a signal stops it."""
     config = uvicorn.Config("", host=host, port=port, log_level=logging.WARNING, limit_concurrency=MAX_CONNECTIONS)
-    listening = config.bind_socket()
-    listening.listen(MAX_CONNECTIONS)  # clients that read the line below can connect at once
-    address = f"http://{host}:{listening.getsockname()[1]}/"
+    listener = config.bind_socket()
+    listener.listen(MAX_CONNECTIONS)  # clients that read the line below can connect at once
+    address = f"http://{host}:{listener.getsockname()[1]}/"
     config.app = create_app(card_at(card_url or address), GreenAgent(url, public_url, token))
     echo(f"Green agent on {address}, with the tasks of {url}")
-    uvicorn.Server(config).run(sockets=[listening])
+    uvicorn.Server(config).run(sockets=[listener])

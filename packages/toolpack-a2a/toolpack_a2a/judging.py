@@ -22,8 +22,8 @@ class JudgedRollout:
 
     Attributes:
         ended: The state of the agent's A2A task, such as `completed`, or how the agent failed, such as `timeout`.
-        problem: How the agent failed, in a sentence; None if it didn't.
-        verdict: The verdict, as `evaluate_session` returns it; None if the agent never got the task.
+        problem: How the agent failed, in a sentence. None if it didn't fail.
+        verdict: The result of `evaluate_session`. None if the agent never got the task.
     """
 
     task: str
@@ -34,10 +34,12 @@ class JudgedRollout:
 
     @property
     def is_valid(self) -> bool:
+        """Whether the rollout has a valid verdict."""
         return self.verdict is not None and bool(self.verdict["valid"])
 
     @property
     def passed(self) -> bool:
+        """Whether the rollout has a valid verdict that the task was done."""
         return self.verdict is not None and self.is_valid and bool(self.verdict["passed"])
 
     def line(self) -> str:
@@ -52,6 +54,7 @@ class JudgedRollout:
         return f"{self.task}: {outcome} (session {self.session_id}, {how})"
 
     def as_json(self) -> dict[str, Any]:
+        """Return the rollout for the results of an assessment."""
         shown: dict[str, Any] = {"task": self.task, "session_id": self.session_id, "ended": self.ended}
         shown |= {"passed": self.passed, "valid": self.is_valid}
         if self.problem is not None:
@@ -82,34 +85,34 @@ class Judge:
             JudgeError: There is no such task, or it needs participants.
         """
         try:
-            described = [await self._client.get_task(name) for name in names]
+            tasks = [await self._client.get_task(name) for name in names]
             after = -1
             while toolpack is not None:
                 page = await self._client.list_tasks(toolpack=toolpack, split=split, after=after, limit=PAGE)
                 if not page["tasks"]:
                     break
-                described += [task for task in page["tasks"] if not task["participants"]]
+                tasks += [task for task in page["tasks"] if not task["participants"]]
                 after = page["tasks"][-1]["index"]
         except ReplyError as error:
             raise JudgeError(str(error)) from None
-        for task in described:
+        for task in tasks:
             if task["participants"]:
                 raise JudgeError(
                     f"The task {task['task']} needs participants, and an A2A agent plays alone: leave it out."
                 )
-        if not described:
+        if not tasks:
             raise JudgeError("There is no task to play: name one.")
-        return [task["task"] for task in described]
+        return [task["task"] for task in tasks]
 
     async def play(self, agent: A2AAgent, task: str, seconds: float) -> JudgedRollout:
         """Have an agent play a task, evaluate the session, and record the verdict.
 
-        An agent that fails is judged by what it has done. Afterwards it can call nothing more.
+        An agent that fails is judged by the calls that it made before. After the evaluation, its calls are refused.
         """
         session = await self._client.create_session(task=task, labels={LABEL: self._run})
         session_id = session["session_id"]
-        seat = self._client.agent(session)
-        prompt = (await seat.get_task())["prompt"]
+        agent_client = self._client.agent(session)
+        prompt = (await agent_client.get_task())["prompt"]
         mcp_url = self._public_url + session["mcp_path"]
         ended, problem, answer = "", None, None
         try:
@@ -123,15 +126,16 @@ class Judge:
             ended, answer = reply.state, reply.text
         if answer is not None:
             try:
-                await seat.submit_answer(answer)
-            except ReplyError as error:  # the agent has submitted one by itself, or this one is too long
-                if not (await seat.get_task())["done"]:
-                    problem = f"Its answer counts as none: {error}"
+                await agent_client.submit_answer(answer)
+            except ReplyError as error:  # the agent has submitted an answer itself, or this answer is too long
+                if not (await agent_client.get_task())["done"]:
+                    problem = f"Its answer was not accepted: {error}"
         verdict = await self._client.evaluate_session(session_id, record=True, ends=True, raise_on_error=False)
         return JudgedRollout(task, session_id, ended, problem, verdict)
 
 
 def _message(prompt: Any, mcp_url: str) -> str:
+    """Return the message to an agent: the task's prompt, and the address of the tools."""
     if not isinstance(prompt, str):
         prompt = "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt or [])
     return (

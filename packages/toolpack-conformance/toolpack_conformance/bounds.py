@@ -1,7 +1,7 @@
 """HTTP transport with one timeout for a whole request.
 
-Httpx's timeouts apply to single reads, so a server that sends a byte now and then could keep a request alive forever.
-Here the sending thread sets one deadline per request. Each read and write may take the remaining time.
+The timeouts of httpx apply to single reads, so a server that sends a byte now and then could keep a request alive
+forever. Here the sending thread sets one deadline per request. Each read and write may take the remaining time.
 """
 
 import select
@@ -26,7 +26,8 @@ def within(seconds: float) -> Iterator[None]:
     yield
 
 
-def _left() -> float:
+def _seconds_left() -> float:
+    """Return the time until the deadline of this thread's request. Raise `ReadTimeout` if the deadline has passed."""
     left: float = _request.ends - time.monotonic()
     if left <= 0:
         raise httpcore.ReadTimeout("the answer didn't end in time")
@@ -34,14 +35,16 @@ def _left() -> float:
 
 
 class _BoundedStream(httpcore.NetworkStream):
+    """Connection with the deadline of the thread that uses it."""
+
     def __init__(self, stream: httpcore.NetworkStream) -> None:
         self._stream = stream
 
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - longer than the rest
-        return self._stream.read(max_bytes, _left())
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002 - the deadline replaces it
+        return self._stream.read(max_bytes, _seconds_left())
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002 - as above
-        self._stream.write(buffer, _left())
+        self._stream.write(buffer, _seconds_left())
 
     def close(self) -> None:
         self._stream.close()
@@ -52,14 +55,14 @@ class _BoundedStream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ARG002 - as above
     ) -> httpcore.NetworkStream:
-        return _BoundedStream(self._stream.start_tls(ssl_context, server_hostname, _left()))
+        return _BoundedStream(self._stream.start_tls(ssl_context, server_hostname, _seconds_left()))
 
     def get_extra_info(self, info: str) -> Any:
         """Return information on the stream. For `is_readable`, return whether the connection has ended.
 
-        The pool asks idle connections for `is_readable` and closes readable ones as ended. A connection that a thread
-        has just got counts as idle until its request begins. With the usual meaning, an answer that arrives at that
-        moment would make another thread close the connection ("Bad file descriptor").
+        The pool asks idle connections for `is_readable`, and closes a readable connection because its server has ended
+        it. But a connection that a thread has just taken counts as idle until the thread sends its request. If data
+        counted as readable, another thread could close such a connection ("Bad file descriptor").
         """
         if info != "is_readable":
             return self._stream.get_extra_info(info)
@@ -72,6 +75,8 @@ class _BoundedStream(httpcore.NetworkStream):
 
 
 class _BoundedBackend(httpcore.NetworkBackend):
+    """Opens connections with a deadline."""
+
     def __init__(self) -> None:
         self._backend = httpcore.SyncBackend()
 
@@ -83,12 +88,12 @@ class _BoundedBackend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        return _BoundedStream(self._backend.connect_tcp(host, port, _left(), local_address, socket_options))
+        return _BoundedStream(self._backend.connect_tcp(host, port, _seconds_left(), local_address, socket_options))
 
 
 def bounded_transport() -> httpx.BaseTransport:
     """Return a transport for requests that several threads send `within` a time limit."""
-    # Idle connections aren't closed for their age or number: another thread may just have got one.
+    # Idle connections aren't closed for their age or number, because another thread may just have taken one.
     transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=100, keepalive_expiry=None))
     transport._pool._network_backend = _BoundedBackend()  # noqa: SLF001 - httpx has no public way
     return transport

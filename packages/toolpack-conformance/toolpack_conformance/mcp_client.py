@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from toolpack_conformance.target import ACCEPT, Failed, Target, check_response, parsed
+from toolpack_conformance.target import ACCEPT, Failed, Target, check_response, parse_json
 
 VERSION = "2025-06-18"
 _NOTHING: Mapping[str, str] = {}
@@ -33,6 +33,7 @@ class McpClient:
         self.notified = self.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def post(self, message: Any, headers: Mapping[str, str] = _NOTHING) -> httpx.Response:
+        """Send a message, or bytes that needn't be one, and return the HTTP response."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
         response = self._target.post(body, self._path, headers={**self._headers, **headers})
         if "mcp-session-id" in response.headers:
@@ -61,6 +62,7 @@ class McpClient:
     def ask(
         self, method: str, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] = _NOTHING
     ) -> dict[str, Any]:
+        """Send a request that must succeed, and return its result."""
         reply = self.reply(method, params, headers=headers)
         if "error" in reply:
             raise Failed(f"MCP's {method} answered with an error: {reply['error']}")
@@ -68,17 +70,19 @@ class McpClient:
         return result
 
     def code(self, method: str, params: Mapping[str, Any] | None = None) -> int | None:
-        """Send a request and return the error's code; None if the answer isn't an error."""
+        """Send a request and return the error's code, or None if the answer isn't an error."""
         code: int | None = self.reply(method, params).get("error", {}).get("code")
         return code
 
     def call(self, name: str, arguments: Mapping[str, Any], **members: Any) -> dict[str, Any]:
+        """Call a tool, and return the result. `members` are further parameters of the request."""
         return self.ask("tools/call", {"name": name, "arguments": arguments, **members})
 
 
 def _answer(response: httpx.Response, request_id: Any) -> Any:
+    """Return the JSON-RPC response in an HTTP response, which may be an event stream."""
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        return parsed(response)
+        return parse_json(response)
     # The data of an event may have several lines. An empty line ends the event.
     for event in response.text.replace("\r\n", "\n").split("\n\n"):
         data = "\n".join(line[5:].lstrip() for line in event.split("\n") if line.startswith("data:"))

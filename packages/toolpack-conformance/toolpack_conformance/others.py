@@ -1,6 +1,6 @@
 """Sessions on servers of other protocols: ORS, OpenEnv, and MCP as FastMCP serves it.
 
-They use only requests that a client of the protocol can send.
+The probes of other protocols use these sessions. They send only requests that a client of the protocol can send.
 """
 
 import contextlib
@@ -13,16 +13,16 @@ from urllib.parse import urlsplit
 import httpx
 
 from toolpack_conformance.mcp_client import McpClient
-from toolpack_conformance.target import TOOLPACK, Call, Failed, Refused, Target, parsed
+from toolpack_conformance.target import TOOLPACK, Call, Failed, Refused, Target, parse_json
 
 _TIMEOUT_SECONDS = 15.0  # seconds for an answer
-_MAX_BYTES = 2**27  # of a message
+_MAX_BYTES = 2**27  # max size of a message
 _TASK = f"{TOOLPACK}/five"  # the task of each episode
 _DEEP = "[" * 100_000 + "]" * 100_000
 _OVERLOAD = 503
 
 
-class CallFailed(Exception):  # noqa: N818 - the function failed, which may be expected
+class CallFailed(Exception):  # noqa: N818 - the failure may be expected
     """A call failed. The message says why."""
 
 
@@ -32,10 +32,11 @@ class OtherSession(Protocol):
     def together(self, calls: Sequence[Call]) -> list[Any]:
         """Send calls without waiting for answers in between. Return a result or a `CallFailed` for each."""
 
-    def reset(self) -> None: ...
+    def reset(self) -> None:
+        """Restore the initial environment. Only OpenEnv has this request."""
 
     def reward(self, call: Call) -> Any:
-        """Call a function or `submit_answer`, and return the reward; None if there is none.
+        """Call a function or `submit_answer`, and return the reward, or None without one.
 
         Raises:
             CallFailed: The call failed.
@@ -48,6 +49,7 @@ class OtherSession(Protocol):
 
 
 Open = Callable[[], OtherSession]
+"""Opens a new session."""
 
 
 def run(session: OtherSession, function: str, **kwargs: Any) -> Any:
@@ -71,11 +73,15 @@ class OrsSession:
 
     def __init__(self, target: Target) -> None:
         self._target, self._headers = target, dict[str, str]()
-        self._headers["X-Session-ID"] = _events(self._done("/create_session", {}))[0][1]
-        self._done("/create", {"task_spec": {"task": _TASK}})
+        self._headers["X-Session-ID"] = _events(self._post("/create_session", {}))[0][1]
+        self._post("/create", {"task_spec": {"task": _TASK}})
 
     def send(self, path: str, body: Any = None) -> httpx.Response:
-        """Send POST with a body, or GET without one. Server errors other than 503 are a failure of the check."""
+        """Send POST with a body, or GET without one.
+
+        Raises:
+            Failed: The server answered with a server error, other than 503.
+        """
         content = body.encode() if isinstance(body, str) else b"" if body is None else json.dumps(body).encode()
         verb = "GET" if body is None else "POST"
         response = self._target.post(content, path, headers=self._headers, http_method=verb)
@@ -83,16 +89,17 @@ class OrsSession:
             raise Failed(f"{path} answers HTTP {response.status_code}, which its clients don't retry")
         return response
 
-    def _done(self, path: str, body: Any) -> httpx.Response:
+    def _post(self, path: str, body: Any) -> httpx.Response:
+        """Send a request that must succeed, or raise `CallFailed`."""
         response = self.send(path, body)
         if response.is_error:
-            raise CallFailed(f"HTTP {response.status_code}: {parsed(response)['detail']}")
+            raise CallFailed(f"HTTP {response.status_code}: {parse_json(response)['detail']}")
         return response
 
     def output(self, call: Call, task_id: str | None = None) -> dict[str, Any]:
         """Call a function and return its output. A used `task_id` repeats the earlier call."""
         optional = {} if task_id is None else {"task_id": task_id}
-        events = _events(self._done("/call", {"name": call[0], "input": call[1], **optional}))
+        events = _events(self._post("/call", {"name": call[0], "input": call[1], **optional}))
         name, data = events[-1]
         if name != "end":
             raise CallFailed(data)
@@ -127,7 +134,7 @@ class OrsSession:
 
 
 def _events(response: httpx.Response) -> list[tuple[str, str]]:
-    """Return the names and data of a stream of events. The data of each has one line."""
+    """Return the names and data of the events of a stream. Each event has one line of data."""
     events = []
     for event in response.text.split("\n\n"):
         fields = dict(line.split(":", 1) for line in event.split("\n") if line.partition(":")[0])
@@ -167,7 +174,8 @@ class OpenEnvSession:
         except self._closed as error:
             raise Refused(f"a message can't be sent: {error}") from None
 
-    def _received(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
+        """Return the data of the next message. Raise `CallFailed` if the message is an error."""
         try:
             message: dict[str, Any] = json.loads(self._socket.recv(_TIMEOUT_SECONDS))
         except TimeoutError:
@@ -179,15 +187,16 @@ class OpenEnvSession:
         data: dict[str, Any] = message["data"]
         return data
 
-    def _observed(self) -> dict[str, Any]:
-        data = self._received()
+    def _receive_observation(self) -> dict[str, Any]:
+        """Return the data of the next observation. Raise `CallFailed` if the call failed."""
+        data = self._receive()
         if data["observation"].get("error"):
             raise CallFailed(data["observation"]["error"]["message"])
         return data
 
     def _result(self) -> Any:
         try:
-            return self._observed()["observation"]["result"]
+            return self._receive_observation()["observation"]["result"]
         except CallFailed as failed:
             return failed
 
@@ -201,27 +210,27 @@ class OpenEnvSession:
 
     def reset(self) -> None:
         self._send({"type": "reset", "data": {"task": _TASK}})
-        self._received()
+        self._receive()
 
     def reward(self, call: Call) -> Any:
         self._step(call)
-        return self._observed()["reward"]
+        return self._receive_observation()["reward"]
 
     def get(self, path: str) -> Any:
-        return parsed(self._target.post(b"", self._path + path, http_method="GET"))
+        return parse_json(self._target.post(b"", self._path + path, http_method="GET"))
 
     def refusal(self, message: Any) -> str:
         """Send a message that must be refused, and return the error, which begins with its code."""
         self._send(message)
         try:
-            raise Failed(f"a message must be refused, but the answer is {str(self._received())[:200]}")
+            raise Failed(f"a message must be refused, but the answer is {str(self._receive())[:200]}")
         except CallFailed as failed:
             return str(failed)
 
     def send_deep(self) -> None:
         with contextlib.suppress(CallFailed, Failed):
             self._send(_DEEP)
-            self._received()
+            self._receive()
 
     def close(self) -> None:
         with contextlib.suppress(Failed):

@@ -31,19 +31,19 @@ from toolpack_conformance.probes.others import OTHERS
 from toolpack_conformance.probes.probe import GUARANTEES, PROBES, Probe
 from toolpack_conformance.target import TOOLPACK, Failed, NotTried, Target
 
-SECONDS = 600.0  # max time of a run: no request is sent later. An idle server needs a few seconds
+SECONDS = 600.0  # max time of a run; no request is sent later. An idle server needs a few seconds
 SECONDS_A_REQUEST = 15.0
-AT_ONCE = 6  # probes, which mostly wait
+AT_ONCE = 6  # probes that run at the same time; they mostly wait
 MAX_SHOWN = 200  # characters of an exception's text
 NOT_ASKED = "—"  # the protocol can't express the guarantee
-ALONE = "limits"  # its probes use much memory: a server may refuse several of them at a time
+ALONE = "limits"  # its probes run one by one, because a server may refuse several large requests at a time
 
 
 class Answer(NamedTuple):
     """The result of a probe.
 
     Attributes:
-        failure: Why the probe failed; None if it passed.
+        failure: Why the probe failed. None if it passed.
         tried: Whether there was time to run the probe.
     """
 
@@ -65,23 +65,23 @@ def conform(
     Raises:
         Failed: The server doesn't answer, or doesn't have the toolpack.
     """
-    ends = time.monotonic() + SECONDS
-    with Target(url, token, transport, SECONDS_A_REQUEST, ends) as target:
+    end_time = time.monotonic() + SECONDS
+    with Target(url, token, transport, SECONDS_A_REQUEST, end_time) as target:
         packs = target.result("list_toolpacks")
         if not isinstance(packs, list) or not any(isinstance(e, dict) and e.get("name") == TOOLPACK for e in packs):
             raise Failed(
                 f"The server doesn't have the toolpack `{TOOLPACK}`: write it to a folder of toolpacks with "
                 "`toolpack-server conform --toolpack`, and start the server with this folder."
             )
-        chosen = [probe for probe in PROBES if probe.guarantee in guarantees]
+        selected_probes = [probe for probe in PROBES if probe.guarantee in guarantees]
         failures: dict[Probe, tuple[str | None, bool]] = {}
         for alone in (False, True):
-            now = [probe for probe in chosen if (probe.guarantee == ALONE) == alone]
+            group = [probe for probe in selected_probes if (probe.guarantee == ALONE) == alone]
             with ThreadPoolExecutor(1 if alone else AT_ONCE) as pool:
-                failures |= zip(now, pool.map(lambda probe: failure(probe.run, target), now), strict=True)
+                failures |= zip(group, pool.map(lambda probe: failure(probe.run, target), group), strict=True)
         return [
             Answer(probe.guarantee, probe.sentence, *failures[probe])
-            for probe in sorted(chosen, key=lambda probe: GUARANTEES.index(probe.guarantee))
+            for probe in sorted(selected_probes, key=lambda probe: GUARANTEES.index(probe.guarantee))
         ]
 
 
@@ -93,20 +93,20 @@ def conform_other(
     Raises:
         Failed: The server doesn't answer.
     """
-    ends = time.monotonic() + SECONDS
+    end_time = time.monotonic() + SECONDS
     sessions: list[OtherSession] = []
     base, path = urlsplit(url)._replace(path="").geturl(), urlsplit(url).path or "/mcp"
-    open_one: dict[str, Callable[[], OtherSession]] = {
+    openers: dict[str, Callable[[], OtherSession]] = {
         "ors": lambda: OrsSession(target),
         "openenv": lambda: OpenEnvSession(target, url),
         "mcp": lambda: McpSession(target, path),
     }
-    with Target(base, token, None, SECONDS_A_REQUEST, ends, token_paths=("/",)) as target:
+    with Target(base, token, None, SECONDS_A_REQUEST, end_time, token_paths=("/",)) as target:
 
         def open_session() -> OtherSession:
-            if time.monotonic() > ends:
+            if time.monotonic() > end_time:
                 raise NotTried("there is no time left")
-            sessions.append(open_one[protocol]())
+            sessions.append(openers[protocol]())
             return sessions[-1]
 
         why, _ = failure(lambda _: open_session(), None)
@@ -126,7 +126,7 @@ T = TypeVar("T")
 
 
 def failure(run: Callable[[T], Any], target: T) -> tuple[str | None, bool]:
-    """Run a probe. Return why it failed (None if it passed), and whether there was time for it."""
+    """Run a probe. Return why it failed, or None if it passed, and whether there was time for it."""
     try:
         run(target)
     except NotTried as error:
@@ -141,7 +141,8 @@ def failure(run: Callable[[T], Any], target: T) -> tuple[str | None, bool]:
 
 
 def as_json(answers: Sequence[Answer], url: str, seconds: float) -> dict[str, Any]:
-    rows: dict[str, list[dict[str, Any]]] = {}  # without rows that the protocol can't express
+    """Return the report for a file."""
+    rows: dict[str, list[dict[str, Any]]] = {}  # only guarantees that the protocol can express
     for answer in answers:
         passed = answer.failure is None if answer.tried else None
         rows.setdefault(answer.guarantee, []).append(

@@ -1,7 +1,7 @@
 """The checked server and its sessions, with checks of the form of its answers.
 
-The project's own client isn't used, because its retries would hide faults. Any answer becomes a value or a `Failed`,
-within limits of time and size. Redirects to other servers aren't followed.
+The project's own client isn't used, because its retries would hide faults. Time and size of an answer are limited. Any
+answer becomes a value or a `Failed`. Redirects to other servers aren't followed.
 """
 
 import contextlib
@@ -70,13 +70,13 @@ class Target:
         token: str | None,
         transport: httpx.BaseTransport | None,
         seconds: float,
-        ends: float = float("inf"),
+        end_time: float = float("inf"),
         token_paths: tuple[str, ...] = ("/rpc", "/openrpc"),
     ) -> None:
         self.token_headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._token_paths = token_paths
-        self._seconds, self._ends = seconds, ends
-        # What is compressed is refused: a few bytes of it can hold gigabytes.
+        self._seconds, self._end_time = seconds, end_time
+        # Compressed answers are refused, because a few compressed bytes can expand to gigabytes.
         plain = {"Accept-Encoding": "identity"}
         if not url.startswith(("http://", "https://")):
             raise Failed(f"{url!r} isn't the URL of a server: give one such as http://127.0.0.1:8000")
@@ -103,16 +103,16 @@ class Target:
             Failed: There was no answer.
             NotTried: There is no time left.
         """
-        left = self._ends - time.monotonic()
-        if left <= 0:
+        seconds_left = self._end_time - time.monotonic()
+        if seconds_left <= 0:
             raise NotTried("there is no time left")
         secret = self.token_headers if token and path.startswith(self._token_paths) else {}
         sent = {"Content-Type": content_type, **secret, **(headers or {})}
         try:
-            with within(min(self._seconds, left)):
+            with within(min(self._seconds, seconds_left)):
                 return self._read(self._http.build_request(http_method, path, content=content, headers=sent))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            if left < self._seconds and isinstance(error, httpx.TimeoutException):
+            if seconds_left < self._seconds and isinstance(error, httpx.TimeoutException):
                 raise NotTried("there was no time left for the answer") from None
             why = f"{type(error).__name__} {error}"
             raise Failed(f"no answer to a request at {path[:8]}… of {self._http.base_url}: {why}") from None
@@ -137,13 +137,14 @@ class Target:
         response = self.post(json.dumps(request).encode(), path)
         if response.status_code == _UNAUTHORIZED:
             raise Refused("the server needs a token, or another one (HTTP 401): pass it with --token")
-        reply: dict[str, Any] = parsed(response)
+        reply: dict[str, Any] = parse_json(response)
         if response.status_code >= _REFUSED and isinstance(reply, dict) and reply.get("id") is None:
             raise Refused(f"{method} was refused (HTTP {response.status_code}): {_shown(reply.get('error'))}")
         check_response(reply, 7)
         return reply
 
     def result(self, method: str, params: Any = None, path: str = "/rpc") -> Any:
+        """Send a request that must succeed, and return the result."""
         reply = self.reply(method, params, path)
         if "result" not in reply:
             raise Failed(f"{method} answered with an error: {_shown(reply['error'])}")
@@ -158,17 +159,17 @@ class Target:
         return error
 
     def code(self, method: str, params: Any = None, path: str = "/rpc") -> int | None:
-        """Send a request and return the error's code; None if the answer isn't an error."""
+        """Send a request and return the error's code, or None if the answer isn't an error."""
         error: dict[str, Any] = self.reply(method, params, path).get("error", {})
         return error.get("code")
 
-    def code_of_stranger(self, method: str, path: str) -> int | None:
+    def code_without_session(self, method: str, path: str) -> int | None:
         """Send a request to an agent path or MCP path that has no session, and return the error's code.
 
         The response must have the request's id, or null if the server hasn't read the request.
         """
         request = {"jsonrpc": "2.0", "id": 7, "method": method, "params": {}}
-        reply = parsed(self.post(json.dumps(request).encode(), path, headers=ACCEPT))
+        reply = parse_json(self.post(json.dumps(request).encode(), path, headers=ACCEPT))
         check_response(reply, reply.get("id") if isinstance(reply, dict) else None)
         if reply["id"] not in (None, 7):
             raise Failed(f"the id of a response at a path without a session: {_shown(reply['id'])}")
@@ -178,7 +179,7 @@ class Target:
     def batch(self, method: str, params: Sequence[Mapping[str, Any]], path: str = "/rpc") -> list[Any]:
         """Send requests of one method as a batch and return their results in the order of the requests."""
         requests = [{"jsonrpc": "2.0", "id": n, "method": method, "params": each} for n, each in enumerate(params)]
-        replies = parsed(self.post(json.dumps(requests).encode(), path))
+        replies = parse_json(self.post(json.dumps(requests).encode(), path))
         if not isinstance(replies, list) or len(replies) != len(requests):
             raise Failed(f"the answer to a batch of {len(requests)} requests isn't a list of as many responses")
         results = {}
@@ -190,12 +191,13 @@ class Target:
         return [results[number] for number in range(len(requests))]
 
     def create(self, **params: Any) -> "Session":
-        chosen = {} if "task" in params else {"toolpacks": [TOOLPACK]}
-        return Session(self, self.result("create_session", {"labels": {"conform": self.label}, **chosen, **params}))
+        """Create a session: with the toolpack of the probes, or with a task."""
+        toolpacks = {} if "task" in params else {"toolpacks": [TOOLPACK]}
+        return Session(self, self.result("create_session", {"labels": {"conform": self.label}, **toolpacks, **params}))
 
     def close(self) -> None:
         """Close all sessions that this object created, and the connections."""
-        self._ends = float("inf")
+        self._end_time = float("inf")
         with contextlib.suppress(Failed):
             self.reply("close_session", {"labels": {"conform": self.label}})
         self._http.close()
@@ -210,46 +212,49 @@ class Target:
 class Session:
     """A session with the requests of its client and of its agent."""
 
-    def __init__(self, target: Target, described: Any) -> None:
-        if not isinstance(described, dict):
-            raise Failed(f"a session is an object, not {_shown(described)}")
-        missing = {"session_id", "agent_path", "mcp_path", "version", "labels"} - described.keys()
+    def __init__(self, target: Target, description: Any) -> None:
+        if not isinstance(description, dict):
+            raise Failed(f"a session is an object, not {_shown(description)}")
+        missing = {"session_id", "agent_path", "mcp_path", "version", "labels"} - description.keys()
         if missing:
             raise Failed(f"a session lacks {', '.join(sorted(missing))}")
         for name in ("agent_path", "mcp_path"):
-            path = described[name]
+            path = description[name]
             if not isinstance(path, str) or not path.startswith("/") or path.startswith("//"):
                 raise Failed(f"{name} of a session is a path on this server, not {_shown(path)}")
         self.target = target
-        self.described: dict[str, Any] = described
-        self.id: str = described["session_id"]
-        self.agent_path: str = described["agent_path"]
-        self.mcp_path: str = described["mcp_path"]
+        self.description: dict[str, Any] = description
+        self.id: str = description["session_id"]
+        self.agent_path: str = description["agent_path"]
+        self.mcp_path: str = description["mcp_path"]
 
     def ask(self, method: str, **params: Any) -> Any:
+        """Send a request about this session that must succeed, and return the result."""
         return self.target.result(method, {"session_id": self.id, **params})
 
     def code(self, method: str, **params: Any) -> int | None:
+        """Send a request about this session and return the error's code, or None if the answer isn't an error."""
         return self.target.code(method, {"session_id": self.id, **params})
 
     def envelope(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> dict[str, Any]:
-        return checked_envelope(self.ask("run_function", function=function, kwargs=kwargs or {}, **params))
+        """Call a function and return the envelope, with a result or an error."""
+        return check_envelope(self.ask("run_function", function=function, kwargs=kwargs or {}, **params))
 
     def run(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> Any:
         """Call a function that must succeed, and return its result."""
-        return succeeded(function, self.envelope(function, kwargs, **params))
+        return result_of(function, self.envelope(function, kwargs, **params))
 
     def run_all(self, calls: Sequence[Call], **params: Any) -> list[Any]:
         """Call functions in a batch and return their results. All must succeed."""
         fixed = {"session_id": self.id, **params}
         requests = [{**fixed, "function": function, "kwargs": kwargs} for function, kwargs in calls]
         envelopes = self.target.batch("run_function", requests)
-        return [succeeded(call[0], checked_envelope(each)) for call, each in zip(calls, envelopes, strict=True)]
+        return [result_of(call[0], check_envelope(each)) for call, each in zip(calls, envelopes, strict=True)]
 
     def run_as_agent(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> Any:
         """Call a function at the agent path and return its result. It must succeed."""
         request = {"function": function, "kwargs": kwargs or {}, **params}
-        return succeeded(function, checked_envelope(self.target.result("run_function", request, self.agent_path)))
+        return result_of(function, check_envelope(self.target.result("run_function", request, self.agent_path)))
 
     def error(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> str:
         """Call a function that must fail, and return the envelope's error."""
@@ -259,18 +264,19 @@ class Session:
         expect(envelope["result"], "", f"the result in the envelope of {function}, which failed")
         return envelope["error"]
 
-    def refused(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> int | None:
-        """Call a function and return the code of the JSON-RPC error; None if the answer isn't an error."""
+    def error_code(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> int | None:
+        """Call a function and return the code of the JSON-RPC error, or None if the answer isn't an error."""
         return self.code("run_function", function=function, kwargs=kwargs or {}, **params)
 
     def forks(self, **params: Any) -> "list[Session]":
-        return [Session(self.target, described) for described in self.ask("fork_session", **params)]
+        """Fork the session, and return the forks."""
+        return [Session(self.target, description) for description in self.ask("fork_session", **params)]
 
     def calls(self) -> list[dict[str, Any]]:
         """Return the records of calls in the trace."""
         return [record for record in self.ask("get_trace") if record["kind"] == "call"]
 
-    def look(self) -> list[Any]:
+    def contents(self) -> list[Any]:
         """Return the total, the list, the note and the version."""
         return [self.run("total"), self.run("second"), self.run("read_note"), self.version]
 
@@ -285,19 +291,22 @@ class Session:
         return version
 
 
-def succeeded(function: str, envelope: Mapping[str, Any]) -> Any:
+def result_of(function: str, envelope: Mapping[str, Any]) -> Any:
+    """Return the result in an envelope. Raise `Failed` if the envelope has an error."""
     if envelope["error"] is not None:
         raise Failed(f"{function} failed: {_shown(envelope['error'])}")
     return envelope["result"]
 
 
-def checked_envelope(envelope: Any) -> dict[str, Any]:
+def check_envelope(envelope: Any) -> dict[str, Any]:
+    """Return an envelope. Raise `Failed` if it doesn't have both members."""
     if not isinstance(envelope, dict) or not {"result", "error"} <= envelope.keys():
         raise Failed(f"an envelope is an object of result and error, not {_shown(envelope)}")
     return envelope
 
 
-def parsed(response: httpx.Response) -> Any:
+def parse_json(response: httpx.Response) -> Any:
+    """Return the JSON of a response. Raise `Failed` if the body isn't JSON."""
     try:
         return response.json()
     except (ValueError, RecursionError):

@@ -49,6 +49,7 @@ Environment = Annotated[Conformance, Depends(lambda environment: environment)]
 
 
 def change_everything(environment: Conformance, amount: int) -> None:
+    """Change the total, the list and the private note, so that a probe sees if only some changes are undone."""
     environment.total += amount
     environment.first.append(amount)
     environment._note = f"note of {amount}"  # noqa: SLF001 - tests private state
@@ -165,7 +166,7 @@ def repeat(text: str, times: int) -> str:
 
 def three(rollout: Rollout[Conformance]) -> None:
     rollout.check("the total is 3", rollout.environment.total == 3)  # noqa: PLR2004 - as in the prompt
-    rollout.environment.total += 100  # its own copy: no client may see this
+    rollout.environment.total += 100  # the evaluator has a copy, so no client may see this change
 
 
 def five(rollout: Rollout[Conformance]) -> None:

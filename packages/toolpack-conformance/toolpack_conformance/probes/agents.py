@@ -28,9 +28,9 @@ _NOT_FOR_AGENTS = (
     "summarize_sessions",
 )
 _UNAUTHORIZED = 401
-_KEY = 20  # characters; 15 random bytes in base64 or a UUID have at least as many
-_DIFFERENT = 8  # positions in which two such keys must differ
-_DIFFERENT_IDS = 12  # the same for ids; ids with a time, such as UUIDs of version 1, differ only in its digits
+_KEY = 20  # min characters of a key or an id; 15 random bytes in base64, and a UUID, have at least as many
+_DIFFERENT = 8  # min number of positions in which two keys differ
+_DIFFERENT_IDS = 12  # the same for ids; UUIDs of version 1 differ less, because they contain the time
 
 
 def _reply(target: Target, session: Session, method: str, params: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def an_agent_controls_nothing(target: Target) -> None:
     batch = [{"jsonrpc": "2.0", "id": 1, "method": "reset_session", "params": {}}]
     target.post(json.dumps(batch).encode(), session.agent_path)
     target.post(json.dumps({**batch[0], "params": {"session_id": session.id}}).encode(), session.agent_path)
-    expect([session.total, session.version], [2, 2], "the total and the version after them")
+    expect([session.total, session.version], [2, 2], "the total and the version after all these requests")
 
 
 def _agents_functions(target: Target, session: Session) -> Any:
@@ -66,10 +66,10 @@ def an_agent_stays_in_its_session(target: Target) -> None:
     one, other = target.create(), target.create()
     call = {"session_id": other.id, "function": "add", "kwargs": {"amount": 1}}
     target.reply("run_function", call, one.agent_path)
-    expect(other.total, 0, "the total of another session, whose id an agent has sent")
+    expect(other.total, 0, "the total of another session, after an agent has sent its id")
     before = one.total
     expect(one.run_as_agent("add", {"amount": 1}), before + 1, "the total for the agent")
-    expect([one.total, other.total], [before + 1, 0], "the totals of its session and the other one")
+    expect([one.total, other.total], [before + 1, 0], "the totals of the agent's session and of the other session")
 
 
 @probe("secrecy")
@@ -81,16 +81,16 @@ def an_agents_path_is_a_secret(target: Target) -> None:
         if len(key) < _KEY:
             raise Failed(f"the key in an agent's path has {len(key)} characters, too few to hold 128 bits")
         if session.id in key or key in session.id:
-            raise Failed("the key in an agent's path and the session's id hold one another")
+            raise Failed("the key in an agent's path contains the session's id, or the id contains the key")
     if len(keys[0]) == len(keys[1]) and sum(a != b for a, b in zip(*keys, strict=True)) < _DIFFERENT:
         raise Failed(f"the keys of two agents' paths differ in fewer than {_DIFFERENT} places")
     key = keys[0]
     for wrong in (key[:-1] + _other(key[-1]), _other(key[0]) + key[1:], key[:-1], key + "0", key[:16], one.id, "0"):
-        code = target.code_of_stranger("list_functions", f"/agents/{wrong}")
+        code = target.code_without_session("list_functions", f"/agents/{wrong}")
         expect(code, SESSION_NOT_FOUND, "the code for an agent's path that was changed a little")
     mcp_key = one.mcp_path.rpartition("/")[2]
     for wrong in (mcp_key[:-1] + _other(mcp_key[-1]), one.id):
-        code = target.code_of_stranger("tools/list", f"/mcp/{wrong}")
+        code = target.code_without_session("tools/list", f"/mcp/{wrong}")
         expect(code, MCP_SESSION_NOT_FOUND, "the code for an mcp_path that was changed a little")
 
 
@@ -117,7 +117,7 @@ def an_agent_learns_no_id(target: Target) -> None:
     session.run("add", {"amount": 1})
     task = _reply(target, session, "get_task", {})
     expect(task["result"]["prompt"], "Make the total 3.", "the prompt in the answer of get_task")
-    heard = [
+    replies = [
         task,
         _reply(target, session, "list_functions", {}),
         _reply(target, session, "run_function", {"function": "add", "kwargs": {"amount": 1}}),
@@ -129,7 +129,7 @@ def an_agent_learns_no_id(target: Target) -> None:
         _reply(target, session, "get_task", {"task": "no such task"}),
         *[_reply(target, session, method, {}) for method in _NOT_FOR_AGENTS],
     ]
-    text = json.dumps(heard)
+    text = json.dumps(replies)
     for secret, name in (
         (session.id, "the session's id"),
         ("conform/three", "the name of the task"),
@@ -145,7 +145,7 @@ def agent_keys_are_only_in_descriptions(target: Target) -> None:
     session, other = target.create(task="conform/three"), target.create()
     session.run_as_agent("add", {"amount": 3})
     session.run("add", {"amount": 1}, expected_version=1)
-    told = [
+    replies = [
         session.envelope("add_and_fail", {"amount": 1}),
         session.envelope("nothing"),
         session.target.reply("run_function", {"session_id": session.id, "function": "add", "expected_version": 99}),
@@ -164,7 +164,7 @@ def agent_keys_are_only_in_descriptions(target: Target) -> None:
         _reply(target, other, "get_task", {}),
         _reply(target, other, "list_sessions", {}),
     ]
-    text = json.dumps(told)
+    text = json.dumps(replies)
     for path in (session.agent_path, session.mcp_path):
         if path.rpartition("/")[2] in text:
             raise Failed("an answer other than the session's description contains the key of its agent")

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from toolpack_conformance.probes.probe import LATE, probe
 from toolpack_conformance.target import Failed, Target, expect
 
-_WAITING = 48
+_WAITING = 48  # number of sessions with a waiting call
 WAITS = (3, 6, 9)  # seconds; a busy machine may need the longer ones
 _LONG = 5  # seconds; a function that can't be interrupted occupies a thread of the server for this time
 _NEW = [0, [], "", 0]
@@ -17,8 +17,12 @@ def _deadline_is_kept(target: Target, function: str) -> None:
     session, other = target.create(), target.create()
     session.error(function, {"amount": 1, "seconds": _LONG}, timeout_seconds=0.3)
     expect(other.run("add", {"amount": 1}), 1, "another session's total after a missed deadline")
-    expect(session.look(), _NEW, f"{_WHAT} after a missed deadline")
-    expect([session.run("add", {"amount": 2}), session.version], [2, 1], "the session's total and version after it")
+    expect(session.contents(), _NEW, f"{_WHAT} after a missed deadline")
+    expect(
+        [session.run("add", {"amount": 2}), session.version],
+        [2, 1],
+        "the session's total and version after the next call",
+    )
     expect(session.calls()[0].get("failure"), "deadline", "the failure in the record of the call")
 
 
@@ -45,7 +49,7 @@ def late_changes_are_dropped(target: Target) -> None:
         session.run("append", {"number": 5})
     time.sleep(1.5)
     for session in sessions:
-        expect(session.look(), [0, [5], "", 1], f"{_WHAT} after the function has ended")
+        expect(session.contents(), [0, [5], "", 1], f"{_WHAT} after the function has ended")
         calls = [record["function"] for record in session.calls()]
         expect(calls.count("add_and_wait") + calls.count("add_and_await"), 1, "how often the trace has the call")
         session.run("append", {"number": 6})
@@ -57,10 +61,10 @@ def raise_on_error_applies_to_deadlines(target: Target) -> None:
     """With raise_on_error, a missed deadline is a JSON-RPC error. A call in time gets its result."""
     session = target.create()
     kwargs = {"amount": 1, "seconds": _LONG}
-    code = session.refused("add_and_wait", kwargs, timeout_seconds=0.2, raise_on_error=True)
+    code = session.error_code("add_and_wait", kwargs, timeout_seconds=0.2, raise_on_error=True)
     expect(code, LATE, "the code of a missed deadline")
     in_time = session.run("add_and_wait", {"amount": 1, "seconds": 0.3}, timeout_seconds=25)
-    expect([in_time, session.total], [1, 1], "the total of a call in time, and after it")
+    expect([in_time, session.total], [1, 1], "the result of a call in time, and the total after it")
 
 
 @probe("deadline")
@@ -74,7 +78,7 @@ def waiting_calls_delay_no_other_session(target: Target) -> None:
             waiting = [pool.submit(each.envelope, "add_and_wait", kwargs) for each in sessions[1:]]
             time.sleep(1)  # until they have arrived
             totals = [sessions[0].run("add", {"amount": 1}) for _ in range(3)]
-            held_up = any(future.done() for future in waiting)  # if any is done, the quick calls may have waited for it
+            held_up = any(future.done() for future in waiting)  # a call that has ended may have held up the quick calls
         expect(totals, [*range(total + 1, total + 4)], "the other session's totals")
         if not held_up:
             return

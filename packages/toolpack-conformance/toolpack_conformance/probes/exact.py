@@ -5,7 +5,7 @@ import json
 from toolpack_conformance.probes.probe import probe
 from toolpack_conformance.target import Failed, Session, Target, expect
 
-_KEPT = ["(1, 2)", "{3}", "Decimal('1.10')", "b'four'", "Colored(name='five!', color=<Color.RED: 'red'>)"]
+_STORED = ["(1, 2)", "{3}", "Decimal('1.10')", "b'four'", "Colored(name='five!', color=<Color.RED: 'red'>)"]
 _NOT_IN_A_DOUBLE = 2**53 + 1
 _TEXT = 'a\n"b"\\\tc\u0000\u2028é😀'
 
@@ -18,16 +18,16 @@ def shared_objects_stay_shared(target: Target) -> None:
         session.run("append", {"number": number})
     session.error("add_and_fail", {"amount": 8})
     session.run("append", {"number": 3})
-    expect(session.run("second"), [1, 2, 3], "what the second field holds")
+    expect(session.run("second"), [1, 2, 3], "the second field")
     (fork,) = session.forks()
     fork.run("append", {"number": 4})
-    expect(fork.run("second"), [1, 2, 3, 4], "what the second field of a fork holds")
+    expect(fork.run("second"), [1, 2, 3, 4], "the second field of a fork")
     session.ask("reset_session", version=1)
     session.run("append", {"number": 5})
-    expect(session.run("second"), [1, 5], "what the second field holds after a reset")
+    expect(session.run("second"), [1, 5], "the second field after a reset")
     session.ask("reset_session")
     session.run("append", {"number": 6})
-    expect(session.run("second"), [6], "what the second field holds after a reset to the beginning")
+    expect(session.run("second"), [6], "the second field after a reset to version 0")
 
 
 @probe("exact")
@@ -53,13 +53,13 @@ def types_are_kept(target: Target) -> None:
     _keeps_types(session, "after another call")
     _keeps_types(session.forks(version=1)[0], "in a fork")
     session.ask("reset_session")
-    expect(session.run("kept_types"), ["None"], "what is kept after a reset to the beginning")
+    expect(session.run("kept_types"), ["None"], "the stored values after a reset to version 0")
     session.ask("reset_session", version=2)
     _keeps_types(session, "after a reset")
 
 
 def _keeps_types(session: Session, when: str) -> None:
-    expect(session.run("kept_types"), _KEPT, f"what is kept {when}")
+    expect(session.run("kept_types"), _STORED, f"the stored values {when}")
 
 
 @probe("exact")

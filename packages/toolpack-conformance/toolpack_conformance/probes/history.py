@@ -17,14 +17,14 @@ def forks_are_independent(target: Target) -> None:
     if any(len({getattr(each, name) for each in three}) < len(three) for name in ("id", "agent_path", "mcp_path")):
         raise Failed("a fork has the id or a path of another session")
     expect(session.version, 2, "the parent's version after a fork")
-    expect(one.look(), [5, [5], "parent", 0], f"{_WHAT} of a new fork")
+    expect(one.contents(), [5, [5], "parent", 0], f"{_WHAT} of a new fork")
     for each, number in ((session, 10), (one, 1)):
         each.run("add", {"amount": number})
         each.run("append", {"number": number})
         each.run("write_note", {"text": f"wrote {number}"})
-    expect(session.look(), [15, [5, 10], "wrote 10", 5], f"{_WHAT} of the parent")
-    expect(one.look(), [6, [5, 1], "wrote 1", 3], f"{_WHAT} of one fork")
-    expect(other.look(), [5, [5], "parent", 0], f"{_WHAT} of the other fork")
+    expect(session.contents(), [15, [5, 10], "wrote 10", 5], f"{_WHAT} of the parent")
+    expect(one.contents(), [6, [5, 1], "wrote 1", 3], f"{_WHAT} of one fork")
+    expect(other.contents(), [5, [5], "parent", 0], f"{_WHAT} of the other fork")
 
 
 @probe("fork")
@@ -34,9 +34,9 @@ def a_fork_is_a_new_session(target: Target) -> None:
     session.run("add", {"amount": 5})
     (fork,) = session.forks(labels={"conform": target.label, "fork": "yes"})
     expect(fork.ask("get_trace"), [], "the trace of a new fork")
-    expect(fork.described.get("parent"), {"session_id": session.id, "version": 1}, "the parent of a fork")
-    expect(session.described.get("parent"), None, "the parent of a session that is no fork")
-    expect(fork.described["labels"].get("fork"), "yes", "the label that the fork was given")
+    expect(fork.description.get("parent"), {"session_id": session.id, "version": 1}, "the parent of a fork")
+    expect(session.description.get("parent"), None, "the parent of a session that is no fork")
+    expect(fork.description["labels"].get("fork"), "yes", "the label that the fork was given")
     listed = target.result("list_sessions", {"labels": {"conform": target.label}, "parent": session.id})
     expect([each["session_id"] for each in listed], [fork.id], "the sessions in list_sessions with this parent")
     expect(fork.run_as_agent("add", {"amount": 1}), 6, "the total for the fork's agent")
@@ -51,9 +51,9 @@ def all_forks_of_a_request_are_alike(target: Target) -> None:
     forks = session.forks(version=1, count=3, labels={"conform": target.label, "alike": "yes"})
     expect(len({fork.id for fork in forks}), 3, "the number of forks")
     for number, fork in enumerate(forks, 1):
-        told = [fork.described.get("parent"), fork.described["labels"].get("alike"), fork.run("second")]
-        wanted = [{"session_id": session.id, "version": 1}, "yes", [1]]
-        expect(told, wanted, f"parent, label and list of fork {number} of 3")
+        actual = [fork.description.get("parent"), fork.description["labels"].get("alike"), fork.run("second")]
+        expected = [{"session_id": session.id, "version": 1}, "yes", [1]]
+        expect(actual, expected, f"parent, label and list of fork {number} of 3")
         expect(fork.run_as_agent("add", {"amount": number}), number, f"the total for the agent of fork {number} of 3")
     expect([fork.total for fork in forks], [1, 2, 3], "the totals of the forks")
 
@@ -67,15 +67,15 @@ def an_older_version_can_be_forked(target: Target) -> None:
         forks = [session.forks(version=version)[0] for version in range(4)]
         for fork in forks:
             expect(
-                fork.described.get("parent", {}).get("version"),
+                fork.description.get("parent", {}).get("version"),
                 forks.index(fork),
                 "the version in the parent of a fork",
             )
             fork.run("append", {"number": 9})
         lists = [fork.run("second") for fork in forks]
         expect(lists, [[9], [1, 9], [1, 2, 9], [1, 2, 3, 9]], "the lists of forks of the versions 0 to 3")
-    expect(session.run("second"), [1, 2, 3], "the list of the session after that")
-    expect(session.code("fork_session", version=4), NO_VERSION, "the code of a fork of a version that never was")
+    expect(session.run("second"), [1, 2, 3], "the list of the session after the changes in its forks")
+    expect(session.code("fork_session", version=4), NO_VERSION, "the code of a fork of a version that never existed")
     expect(session.code("fork_session", version=-1), PARAMETERS, "the code of a fork of version -1")
 
 
@@ -117,15 +117,15 @@ def a_reset_restores_a_version(target: Target) -> None:
     session.run("append", {"number": 2})
     session.run("write_note", {"text": "later"})
     reset = session.ask("reset_session", version=1)
-    told = [reset.get(name) for name in ("version", "session_id", "agent_path")]
-    expect(told, [4, session.id, session.agent_path], "version, session_id and agent_path in the answer of a reset")
-    expect(session.look(), [1, [1], "note of 1", 4], f"{_WHAT} after a reset to version 1")
+    actual = [reset.get(name) for name in ("version", "session_id", "agent_path")]
+    expect(actual, [4, session.id, session.agent_path], "version, session_id and agent_path in the answer of a reset")
+    expect(session.contents(), [1, [1], "note of 1", 4], f"{_WHAT} after a reset to version 1")
     session.ask("reset_session")
-    expect(session.look(), [0, [], "", 5], f"{_WHAT} after a reset to version 0")
-    expect(session.ask("diff_environment"), [], "the difference to version 0 after a reset to it")
+    expect(session.contents(), [0, [], "", 5], f"{_WHAT} after a reset to version 0")
+    expect(session.ask("diff_environment"), [], "the difference to version 0 after a reset to version 0")
     session.ask("reset_session", version=3)
-    expect(session.look(), [1, [1, 2], "later", 6], f"{_WHAT} after a reset to version 3")
-    expect(session.run_as_agent("add", {"amount": 1}), 2, "the total for the agent after that")
+    expect(session.contents(), [1, [1, 2], "later", 6], f"{_WHAT} after a reset to version 3")
+    expect(session.run_as_agent("add", {"amount": 1}), 2, "the total for the agent after the reset")
 
 
 @probe("reset")
@@ -154,8 +154,8 @@ def a_reset_affects_one_session(target: Target) -> None:
     expect([each.run("second") for each in (session, other, fork)], [[], [1], [1, 2]], "the lists after a reset")
     fork.ask("reset_session")
     expect([each.run("second") for each in (session, other, fork)], [[], [1], [1]], "the lists after the fork's reset")
-    expect(session.code("reset_session", version=9), NO_VERSION, "the code of a reset to a version that never was")
-    expect(session.version, 2, "the version after that")
+    expect(session.code("reset_session", version=9), NO_VERSION, "the code of a reset to a version that never existed")
+    expect(session.version, 2, "the version after the refused reset")
 
 
 @probe("reset")

@@ -34,9 +34,9 @@ def sessions_are_isolated(target: Target) -> None:
     one.run("add", {"amount": 5})
     one.run("append", {"number": 1})
     one.run("write_note", {"text": "one"})
-    expect(other.look(), [0, [], "", 0], "the other session's total, list, note and version")
+    expect(other.contents(), [0, [], "", 0], "the other session's total, list, note and version")
     expect(len(other.calls()), 3, "the number of calls in the other session's trace")
-    expect(target.create().look(), [0, [], "", 0], "a new session's total, list, note and version")
+    expect(target.create().contents(), [0, [], "", 0], "a new session's total, list, note and version")
     other.run("add", {"amount": 2})
     expect([one.total, other.total], [5, 2], "the totals of both sessions")
     expect(one.ask("get_environment")["conform"]["total"], 5, "the total in one session's get_environment")
@@ -59,28 +59,30 @@ def a_closed_session_is_gone(target: Target) -> None:
     closed, other = target.create(), target.create()
     closed.run("add", {"amount": 1})
     expect(closed.ask("close_session"), 1, "the answer of close_session")
-    for session_id, whose in ((closed.id, "a closed session"), (uuid4().hex, "an id that never was")):
+    for session_id, which in ((closed.id, "a closed session"), (uuid4().hex, "an id that never existed")):
         for method, params in _OF_A_SESSION.items():
             code = target.code(method, {"session_id": session_id, **params})
-            expect(code, SESSION_NOT_FOUND, f"the code of {method} for {whose}")
+            expect(code, SESSION_NOT_FOUND, f"the code of {method} for {which}")
         code = other.code("diff_environment", to_session_id=session_id)
-        expect(code, SESSION_NOT_FOUND, f"the code of diff_environment with {whose} as to_session_id")
-    code = target.code_of_stranger("list_functions", closed.agent_path)
-    expect(code, SESSION_NOT_FOUND, "the code at the agent's path after that")
-    code = target.code_of_stranger("tools/list", closed.mcp_path)
-    expect(code, MCP_SESSION_NOT_FOUND, "the code at the mcp_path after that")
+        expect(code, SESSION_NOT_FOUND, f"the code of diff_environment with {which} as to_session_id")
+    code = target.code_without_session("list_functions", closed.agent_path)
+    expect(code, SESSION_NOT_FOUND, "the code at the agent's path of a closed session")
+    code = target.code_without_session("tools/list", closed.mcp_path)
+    expect(code, MCP_SESSION_NOT_FOUND, "the code at the mcp_path of a closed session")
     expect(other.total, 0, "another session's total")
 
 
 @probe("isolation")
 def sessions_expire(target: Target) -> None:
     """A session expires ttl_seconds after its last call. Other sessions don't."""
-    left, used, other = target.create(ttl_seconds=1), target.create(ttl_seconds=6), target.create()
+    unused, used, other = target.create(ttl_seconds=1), target.create(ttl_seconds=6), target.create()
     for _ in range(3):
         used.run("add", {"amount": 1})
         time.sleep(1)
-    expect(left.code("get_session"), SESSION_NOT_FOUND, "the code 3 s after the last call, with ttl_seconds 1")
-    expect([used.total, other.total], [3, 0], "the totals of a session that was used, and of another")
+    expect(unused.code("get_session"), SESSION_NOT_FOUND, "the code 3 s after the last call, with ttl_seconds 1")
+    expect(
+        [used.total, other.total], [3, 0], "the totals of a session that was used, and of an unused one with a long TTL"
+    )
 
 
 @probe("isolation")
@@ -97,5 +99,5 @@ def labels_select_sessions(target: Target) -> None:
         2,
         "the answer of close_session with labels",
     )
-    expect(one.code("get_session"), SESSION_NOT_FOUND, "the code of get_session after that")
+    expect(one.code("get_session"), SESSION_NOT_FOUND, "the code of get_session for a session closed by its labels")
     expect(other.total, 0, "the total of a session with another label")

@@ -16,13 +16,13 @@ from toolpack_conformance.probes.probe import (
     SESSION_NOT_FOUND,
     probe,
 )
-from toolpack_conformance.target import Failed, Session, Target, check_response, expect, parsed
+from toolpack_conformance.target import Failed, Session, Target, check_response, expect, parse_json
 
 _UNSUPPORTED_MEDIA = 415
 _NOT_IN_A_DOUBLE = 2**53 + 1
 
 
-def _sent(target: Target, body: Any) -> httpx.Response:
+def _send(target: Target, body: Any) -> httpx.Response:
     return target.post(body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
@@ -42,7 +42,7 @@ def invalid_json_is_refused(target: Target) -> None:
         b'{"jsonrpc": "2.0", "id": 1, "method": "list_toolpacks"} {}',
         b"",
     ):
-        _check_error(parsed(_sent(target, body)), None, PARSE, repr(body[:60]))
+        _check_error(parse_json(_send(target, body)), None, PARSE, repr(body[:60]))
 
 
 @probe("JSON-RPC 2.0")
@@ -50,7 +50,7 @@ def invalid_requests_are_refused(target: Target) -> None:
     """JSON that isn't a valid request is answered with the error for invalid requests."""
     bodies: tuple[Any, ...] = ({"jsonrpc": "2.0", "method": 1, "params": "bar"}, [], 1, "text", None)
     for body in bodies:
-        _check_error(parsed(_sent(target, body)), None, INVALID, json.dumps(body))
+        _check_error(parse_json(_send(target, body)), None, INVALID, json.dumps(body))
     for request in (
         {"id": 1, "method": "list_toolpacks"},
         {"jsonrpc": "1.0", "id": 1, "method": "list_toolpacks"},
@@ -58,21 +58,21 @@ def invalid_requests_are_refused(target: Target) -> None:
         {"jsonrpc": "2.0", "id": 1},
         {"jsonrpc": "2.0", "id": 1, "method": None},
     ):
-        reply = parsed(_sent(target, request))
+        reply = parse_json(_send(target, request))
         # The id may be null if it couldn't be determined; some servers send null for all invalid requests.
-        known = reply.get("id") if isinstance(reply, dict) and reply.get("id") == 1 else None
-        _check_error(reply, known, INVALID, json.dumps(request))
+        expected_id = reply.get("id") if isinstance(reply, dict) and reply.get("id") == 1 else None
+        _check_error(reply, expected_id, INVALID, json.dumps(request))
 
 
 @probe("JSON-RPC 2.0")
 def batch_members_are_answered(target: Target) -> None:
     """Each request in a batch gets its own answer. Notifications get none."""
-    replies = parsed(_sent(target, [1, 2, 3]))
+    replies = parse_json(_send(target, [1, 2, 3]))
     if not isinstance(replies, list) or len(replies) != 3:  # noqa: PLR2004 - one per member
         raise Failed("the answer to [1,2,3] isn't a list of three responses")
     for reply in replies:
         _check_error(reply, None, INVALID, "a member of [1,2,3]")
-    single = parsed(_sent(target, [{"jsonrpc": "2.0", "id": 1, "method": "list_toolpacks"}]))
+    single = parse_json(_send(target, [{"jsonrpc": "2.0", "id": 1, "method": "list_toolpacks"}]))
     expect(isinstance(single, list) and len(single), 1, "the number of answers to a batch of one request")
     session = target.create()
     add = {"method": "run_function", "params": {"session_id": session.id, "function": "add", "kwargs": {"amount": 1}}}
@@ -83,7 +83,7 @@ def batch_members_are_answered(target: Target) -> None:
         {"jsonrpc": "2.0", "id": "5", "method": "foo.get", "params": {"name": "myself"}},
         {"jsonrpc": "2.0", "id": "9", **add},
     ]
-    replies = parsed(_sent(target, batch))
+    replies = parse_json(_send(target, batch))
     if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
         raise Failed("the answer to a batch isn't a list of responses")
     by_id = {reply.get("id"): reply for reply in replies}
@@ -121,10 +121,10 @@ def ids_are_returned(target: Target) -> None:
     for request_id in ("a", "1", "", "é", 1, 0, -3, 10**12, _NOT_IN_A_DOUBLE, -_NOT_IN_A_DOUBLE, None):
         for method in ("list_toolpacks", "foobar"):
             request = {"jsonrpc": "2.0", "id": request_id, "method": method}
-            response = _sent(target, request)
+            response = _send(target, request)
             if not response.content:
                 raise Failed(f"a request with the id {request_id!r} has no answer")
-            check_response(parsed(response), request_id)
+            check_response(parse_json(response), request_id)
 
 
 @probe("JSON-RPC 2.0")
@@ -149,9 +149,13 @@ def notifications_get_no_answer(target: Target) -> None:
     unknown = {"jsonrpc": "2.0", "method": "foobar"}
     wrong = {"jsonrpc": "2.0", "method": "get_session", "params": {"session_id": "x"}}
     for body in (notification, [notification, notification], unknown, wrong, [unknown, wrong]):
-        expect(_sent(target, body).content, b"", f"the answer to {json.dumps(body)[:80]}")
-    replies = parsed(_sent(target, [notification, {**notification, "id": 1}]))
-    expect(isinstance(replies, list) and len(replies), 1, "the number of answers to one of two")
+        expect(_send(target, body).content, b"", f"the answer to {json.dumps(body)[:80]}")
+    replies = parse_json(_send(target, [notification, {**notification, "id": 1}]))
+    expect(
+        isinstance(replies, list) and len(replies),
+        1,
+        "the number of answers to a notification and a request in a batch",
+    )
     expect(session.total, 5, "the total after all of them")
 
 
@@ -168,12 +172,12 @@ def errors_have_protocol_codes(target: Target) -> None:
         ("run_function", {**run, "function": "ad"}, NO_FUNCTION, ["type", "similar"]),
         ("run_function", {**run, "function": "add"}, ARGUMENTS, ["type", "errors"]),
     ):
-        response = _sent(target, {"jsonrpc": "2.0", "id": 7, "method": method, "params": params})
-        reply = parsed(response)
+        response = _send(target, {"jsonrpc": "2.0", "id": 7, "method": method, "params": params})
+        reply = parse_json(response)
         _check_error(reply, 7, code, method)
         expect(response.status_code, 200, f"the HTTP status of the error {code}")
         missing = [member for member in members if member not in (reply["error"].get("data") or {})]
-        expect(missing, [], f"what the data of the error {code} lacks")
+        expect(missing, [], f"the members that the data of the error {code} lacks")
     raised = target.error("run_function", {**run, "function": "add_and_fail", "kwargs": {"amount": 1}})
     expect(raised["data"]["type"], "ValueError", "the type in the data of the error of a function")
     expect("add" in target.error("run_function", {**run, "function": "ad"})["data"]["similar"], True, "similar has add")
@@ -188,13 +192,13 @@ def other_content_is_refused(target: Target) -> None:
     for path, content_type in (("/rpc", "text/plain"), (session.agent_path, "application/x-www-form-urlencoded")):
         status = target.post(body, path, content_type).status_code
         expect(status, _UNSUPPORTED_MEDIA, f"the HTTP status for {content_type}")
-    expect(session.total, 0, "the total after it")
+    expect(session.total, 0, "the total after these requests")
 
 
 @probe("JSON-RPC 2.0")
 def the_methods_are_described(target: Target) -> None:
     """rpc.discover and GET /openrpc.json return an OpenRPC document with the methods."""
-    for document in (target.result("rpc.discover"), parsed(target.post(b"", "/openrpc.json", http_method="GET"))):
+    for document in (target.result("rpc.discover"), parse_json(target.post(b"", "/openrpc.json", http_method="GET"))):
         names = {method["name"] for method in document.get("methods", ())} if isinstance(document, dict) else set()
         missing = {"create_session", "run_function", "list_functions", "fork_session", "reset_session"} - names
         expect(sorted(missing), [], "the methods that the document lacks")
@@ -205,21 +209,21 @@ def the_methods_are_described(target: Target) -> None:
 def functions_are_described(target: Target) -> None:
     """list_functions describes each function, in the formats of the protocol."""
     session = target.create()
-    functions = {each["name"]: each for each in _listed(session)}
+    functions = {each["name"]: each for each in _list_functions(session)}
     expect([functions[name]["read_only"] for name in ("add", "total")], [False, True], "read_only of add and total")
     add = functions["add"]
     expect([add["toolpack"], sorted(add["parameters"]["properties"])], ["conform", ["amount"]], "toolpack, parameters")
     for name, key in (("mcp", "inputSchema"), ("anthropic", "input_schema")):
-        listed = {each["name"]: each for each in _listed(session, format=name)}
+        listed = {each["name"]: each for each in _list_functions(session, format=name)}
         expect(sorted(listed["add"][key]["properties"]), ["amount"], f"the parameters of add in the format {name}")
-    openai = {each["function"]["name"]: each["function"] for each in _listed(session, format="openai")}
-    expect(sorted(openai["add"]["parameters"]["properties"]), ["amount"], "its parameters in the format openai")
+    openai = {each["function"]["name"]: each["function"] for each in _list_functions(session, format="openai")}
+    expect(sorted(openai["add"]["parameters"]["properties"]), ["amount"], "the parameters of add in the format openai")
     toolpacks = {each["name"]: each for each in target.result("list_toolpacks")}
     expect(sorted(toolpacks["conform"]["functions"]), sorted(functions), "the functions of the toolpack")
-    expect(toolpacks["conform"]["tasks"], 2, "the number of its tasks")
+    expect(toolpacks["conform"]["tasks"], 2, "the number of the toolpack's tasks")
 
 
-def _listed(session: Session, **params: Any) -> Any:
+def _list_functions(session: Session, **params: Any) -> Any:
     envelope = session.ask("list_functions", **params)
     expect(envelope["error"], None, "the error in the envelope of list_functions")
     return envelope["result"]

@@ -1,19 +1,19 @@
-"""Limits: a server refuses what is too large, and keeps working."""
+"""Limits: a server refuses requests, results and environments that are too large, and keeps working."""
 
 import json
 from typing import Any
 
 from toolpack_conformance.probes.atomic import nested
 from toolpack_conformance.probes.probe import PARAMETERS, TOO_LARGE, probe
-from toolpack_conformance.target import Failed, Session, Target, expect, parsed
+from toolpack_conformance.target import Failed, Session, Target, expect, parse_json
 
 _MIB = 1 << 20
-_DEEPEST = 16  # nested calls
-_SHOWN = 250  # characters of a name; more than an error may contain
+_DEEPEST = 16  # max depth of nested calls
+_SHOWN = 250  # characters of a name that an error may not contain; it may contain 200
 
 
 def _check_alive(session: Session) -> None:
-    expect(session.run("add", {"amount": 1}), 1, "the total after it")
+    expect(session.run("add", {"amount": 1}), 1, "the total of the next call")
 
 
 @probe("limits")
@@ -22,7 +22,7 @@ def a_large_result_is_refused(target: Target) -> None:
     session = target.create()
     call = {"text": "x" * 64, "times": _MIB}
     session.error("repeat", call)
-    code = session.refused("repeat", call, raise_on_error=True)
+    code = session.error_code("repeat", call, raise_on_error=True)
     expect(code, TOO_LARGE, "the code of a result that is too large")
     envelope = target.result("run_function", {"function": "repeat", "kwargs": call}, session.agent_path)
     expect(isinstance(envelope["error"], str), True, "whether the agent's envelope has an error")
@@ -35,7 +35,7 @@ def a_large_environment_is_refused(target: Target) -> None:
     session = target.create()
     session.run("write_note", {"text": "small"})
     session.error("write_note", {"text": nested("repeat", text="x" * 64, times=_MIB)})
-    expect([session.run("read_note"), session.version], ["small", 1], "the note and the version after it")
+    expect([session.run("read_note"), session.version], ["small", 1], "the note and the version after the refused call")
     _check_alive(session)
 
 
@@ -50,10 +50,10 @@ def a_large_request_is_refused(target: Target) -> None:
     except Failed:
         pass  # a server may close the connection before the body has arrived
     else:
-        reply = parsed(answer)
+        reply = parse_json(answer)
         if not (isinstance(reply, dict) and "error" in reply):
             raise Failed("a request of 64 MiB isn't answered with an error")
-    expect(session.run("read_note"), "", "the note after it")
+    expect(session.run("read_note"), "", "the note after the refused request")
     _check_alive(session)
 
 
@@ -65,7 +65,7 @@ def deep_json_is_refused(target: Target) -> None:
     call = b'{"jsonrpc":"2.0","id":1,"method":"list_toolpacks","params":' + deep + b"}"
     for path in ("/rpc", session.agent_path):
         for body in (deep, call):
-            reply = parsed(target.post(body, path))
+            reply = parse_json(target.post(body, path))
             members = reply if isinstance(reply, list) else [reply]
             if not all(isinstance(member, dict) and "error" in member for member in members):
                 raise Failed("deeply nested JSON isn't answered with an error")
@@ -92,7 +92,7 @@ def nested_calls_have_a_limit(target: Target) -> None:
     expect(session.run("add", {"amount": chain(_DEEPEST)}), 0, "the total with a depth of 16")
     session.error("add", {"amount": chain(_DEEPEST + 1)})
     session.error("add_and_wait", tree(7))
-    expect(session.version, 2, "the version after them")
+    expect(session.version, 2, "the version after these calls")
     _check_alive(session)
 
 
@@ -104,7 +104,7 @@ def numbers_out_of_range_are_refused(target: Target) -> None:
         code = session.code("fork_session", count=count)
         expect(code in {PARAMETERS, TOO_LARGE}, True, f"whether a fork_session with the count {count} is refused")
     listed = target.result("list_sessions", {"labels": {"conform": target.label}, "parent": session.id})
-    expect(listed, [], "the forks after that")
+    expect(listed, [], "the forks after the refused requests")
     expect(session.code("get_trace", limit=-1), PARAMETERS, "the code of get_trace with limit -1")
     params = {"toolpacks": ["conform"], "labels": {"conform": target.label}, "ttl_seconds": -1}
     expect(target.code("create_session", params), PARAMETERS, "the code of create_session with ttl_seconds -1")

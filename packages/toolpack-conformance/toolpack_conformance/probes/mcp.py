@@ -63,9 +63,9 @@ def tools_are_listed_and_called(target: Target) -> None:
     expect(_texts(mcp.call("repeat", {"text": "ab", "times": 2})), [False, "abab"], "isError and content for a text")
     mcp.call("append", {"number": 4})
     expect(json.loads(_texts(mcp.call("second", {}))[1]), [4], "the content for a list")
-    expect(session.look(), [3, [4], "", 3], "the session's total, list, note and version")
+    expect(session.contents(), [3, [4], "", 3], "the session's total, list, note and version")
     by = [record["by"] for record in session.calls()][:3]
-    expect(by, ["client", "agent", "agent"], "by whom the calls are, in the trace")
+    expect(by, ["client", "agent", "agent"], "the senders (`by`) of the calls in the trace")
 
 
 @probe("MCP")
@@ -82,7 +82,7 @@ def a_tools_failure_is_an_error(target: Target) -> None:
         ("add", {"amount": nested("add", amount=1)}),
     ):
         expect(mcp.call(name, arguments).get("isError"), True, f"isError of {name} with {json.dumps(arguments)}")
-    expect(session.look(), [0, [], "", 0], "the total, the list, the note and the version after failed tools")
+    expect(session.contents(), [0, [], "", 0], "the total, the list, the note and the version after failed tools")
 
 
 @probe("MCP")
@@ -97,11 +97,11 @@ def invalid_requests_get_mcp_errors(target: Target) -> None:
     one = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     for body, code in ((b"{", PARSE), ([one], INVALID), (5, INVALID), ({**one, "jsonrpc": "1.0"}, INVALID)):
         response = mcp.post(body)
-        got = [response.status_code, response.json().get("error", {}).get("code")]
-        expect(got, [_BAD_REQUEST, code], f"the HTTP status and the code for {body!r}")
+        actual = [response.status_code, response.json().get("error", {}).get("code")]
+        expect(actual, [_BAD_REQUEST, code], f"the HTTP status and the code for {body!r}")
     response = mcp.post(one, {"MCP-Protocol-Version": "1999-01-01"})
     expect(response.status_code, _BAD_REQUEST, "the HTTP status for a version that isn't known")
-    expect(session.version, 0, "the version after them")
+    expect(session.version, 0, "the version after these requests")
 
 
 @probe("MCP")
@@ -110,8 +110,10 @@ def version_2026_is_supported(target: Target) -> None:
     session = target.create()
     mcp = _client(session)
     headers = {"MCP-Protocol-Version": _MODERN, "Mcp-Method": "server/discover"}
-    found = mcp.ask("server/discover", {"_meta": _META}, headers)
-    expect(_MODERN in found["supportedVersions"], True, "whether 2026-07-28 is among the versions of server/discover")
+    discovery = mcp.ask("server/discover", {"_meta": _META}, headers)
+    expect(
+        _MODERN in discovery["supportedVersions"], True, "whether 2026-07-28 is among the versions of server/discover"
+    )
     headers = {"MCP-Protocol-Version": _MODERN, "Mcp-Method": "tools/list"}
     listed = mcp.ask("tools/list", {"_meta": _META}, headers)
     expect("add" in {tool["name"] for tool in listed["tools"]}, True, "whether the tools have add")
@@ -122,7 +124,7 @@ def version_2026_is_supported(target: Target) -> None:
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
     unknown = {"jsonrpc": "2.0", "id": 1, "method": "nothing", "params": {"_meta": _META}}
     other = {**_META, "io.modelcontextprotocol/protocolVersion": "1999-01-01"}
-    for message, sent, status, code in (
+    for message, extra, status, code in (
         (request, {**headers, "Mcp-Name": "total"}, _BAD_REQUEST, _HEADER_MISMATCH),
         (unknown, {**headers, "Mcp-Method": "nothing"}, _NOT_FOUND, NO_METHOD),
         (
@@ -132,10 +134,14 @@ def version_2026_is_supported(target: Target) -> None:
             _UNSUPPORTED_VERSION,
         ),
     ):
-        response = mcp.post(message, sent)
-        got = [response.status_code, response.json().get("error", {}).get("code")]
-        expect(got, [status, code], f"the HTTP status and the code for {message['method']} with {json.dumps(sent)}")
-    expect(session.total, 2, "the total after it")
+        response = mcp.post(message, extra)
+        actual = [response.status_code, response.json().get("error", {}).get("code")]
+        expect(
+            actual,
+            [status, code],
+            f"the HTTP status and the code for {message['method']} with {json.dumps(extra)}",
+        )
+    expect(session.total, 2, "the total after these requests")
 
 
 @probe("MCP")
@@ -151,7 +157,7 @@ def a_tool_is_called_once(target: Target) -> None:
     expect([_texts(answer)[1] for answer in same_id], ["12", "22"], "the content of two answers with one message's id")
     wrong = {**call, "_meta": {_CALL_ID: ""}}
     expect(mcp.code("tools/call", wrong), PARAMETERS, "the code with an empty call_id")
-    expect(session.total, 22, "the total after them")
+    expect(session.total, 22, "the total after these calls")
 
 
 @probe("MCP")
@@ -159,7 +165,7 @@ def an_mcp_client_is_an_agent(target: Target) -> None:
     """No answer to an MCP client contains the session's id, and the client can't close the session."""
     session = target.create(task="conform/three")
     mcp = _client(session)
-    heard = [
+    replies = [
         mcp.greeting,
         mcp.ask("tools/list"),
         mcp.call("add_and_fail", {"amount": 1}),
@@ -167,7 +173,7 @@ def an_mcp_client_is_an_agent(target: Target) -> None:
         mcp.reply("nothing"),
         mcp.reply("prompts/list"),
     ]
-    text = json.dumps(heard)
+    text = json.dumps(replies)
     for secret, name in ((session.id, "the session's id"), ("conform/three", "its task"), ("solved", "the solution")):
         expect(secret in text, False, f"whether an MCP client hears {name}")
     expect(
@@ -183,4 +189,4 @@ def pages_of_other_origins_are_refused(target: Target) -> None:
     session = target.create()
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "add", "arguments": {"amount": 1}}}
     response = _client(session).post(call, {"Origin": "https://other.example"})
-    expect([response.status_code, session.total], [_FORBIDDEN, 0], "the HTTP status, and the total after it")
+    expect([response.status_code, session.total], [_FORBIDDEN, 0], "the HTTP status, and the total after the request")

@@ -5,9 +5,9 @@ from uuid import uuid4
 from toolpack_conformance.probes.probe import CONFLICT, PARAMETERS, REUSED, at_once, probe
 from toolpack_conformance.target import Target, expect
 
-_LONGEST = 128  # characters of a call_id
-_MANY = 500  # calls with a call_id, in batches of:
-_TOGETHER = 50
+_LONGEST = 128  # max characters of a call_id
+_MANY = 500  # number of calls with a call_id
+_TOGETHER = 50  # number of them in a batch
 
 
 @probe("exactly once")
@@ -45,10 +45,10 @@ def another_call_with_the_same_id(target: Target) -> None:
     """A request with a call_id that another request has used is refused and runs nothing."""
     session = target.create()
     session.run("add", {"amount": 2}, call_id="a")
-    expect(session.refused("add", {"amount": 3}, call_id="a"), REUSED, "the code with another argument")
-    expect(session.refused("append", {"number": 2}, call_id="a"), REUSED, "the code with another function")
+    expect(session.error_code("add", {"amount": 3}, call_id="a"), REUSED, "the code with another argument")
+    expect(session.error_code("append", {"number": 2}, call_id="a"), REUSED, "the code with another function")
     expect(session.code("reset_session", call_id="a"), REUSED, "the code of reset_session")
-    expect(session.look(), [2, [], "", 1], "the total, the list, the note and the version")
+    expect(session.contents(), [2, [], "", 1], "the total, the list, the note and the version")
 
 
 @probe("exactly once")
@@ -81,7 +81,7 @@ def call_ids_are_compared_as_a_whole(target: Target) -> None:
     totals = [session.run("add", {"amount": 1}, call_id=call_id) for call_id in ids]
     expect(totals, [*range(1, len(ids) + 1)], "the answers to calls whose call_ids differ a little")
     for call_id in ("", "x" * (_LONGEST + 1)):
-        code = session.refused("add", {"amount": 1}, call_id=call_id)
+        code = session.error_code("add", {"amount": 1}, call_id=call_id)
         expect(code, PARAMETERS, f"the code with a call_id of {len(call_id)} characters")
 
 
@@ -99,7 +99,7 @@ def call_ids_are_not_forgotten(target: Target) -> None:
         target.batch("run_function", requests)
     session.ask("reset_session", call_id="reset")
     expect(session.run("add", {"amount": 7}, call_id="first"), first, "the answer to the repeat")
-    expect(session.run("add", {"amount": 1}, call_id="0"), 8, "the answer to the repeat of another")
+    expect(session.run("add", {"amount": 1}, call_id="0"), 8, "the answer to the repeat of another call")
     expect([session.total, session.version], [0, _MANY + 2], "the total and the version")
 
 
@@ -107,18 +107,18 @@ def call_ids_are_not_forgotten(target: Target) -> None:
 def refused_calls_use_no_call_id(target: Target) -> None:
     """A call that was refused with a JSON-RPC error doesn't use up its call_id."""
     session = target.create()
-    code = session.refused("add", {"amount": 1}, call_id="a", expected_version=9)
-    expect(code, CONFLICT, "the code at another version than was expected")
-    expect(session.run("add", {"amount": 1}, call_id="a"), 1, "the answer when it is sent again without that")
+    code = session.error_code("add", {"amount": 1}, call_id="a", expected_version=9)
+    expect(code, CONFLICT, "the code at another version than the expected version")
+    expect(session.run("add", {"amount": 1}, call_id="a"), 1, "the answer to the same call without expected_version")
 
 
 @probe("exactly once")
 def sessions_are_created_once(target: Target) -> None:
     """Repeated create_session and fork_session with the same call_id create nothing again."""
     call_id = uuid4().hex
-    created = at_once(4, lambda _: target.create(call_id=call_id))
-    expect(len({session.id for session in created}), 1, "the number of sessions that create_session has created")
-    one = created[0]
+    sessions = at_once(4, lambda _: target.create(call_id=call_id))
+    expect(len({session.id for session in sessions}), 1, "the number of sessions that create_session has created")
+    one = sessions[0]
     expect(target.create(call_id=call_id).agent_path, one.agent_path, "the agent's path in the answer to a repeat")
     forks = [one.ask("fork_session", count=2, call_id=f"{call_id}-f") for _ in range(2)]
     expect([f["session_id"] for f in forks[1]], [f["session_id"] for f in forks[0]], "the sessions of the second fork")

@@ -8,8 +8,10 @@ from toolpack_conformance.probes.probe import CONFLICT, at_once, probe
 from toolpack_conformance.target import Call, Failed, Session, Target, expect
 
 _SHORT = 0.03  # seconds; long enough for another call to interfere
-_OVERTAKEN = 5  # of 10 pairs; calls at different workers may overtake each other
-TRIES = 3  # the network may reorder two requests
+_MAX_INVERSIONS = (
+    5  # of 10 pairs may run in the wrong order, because calls at different workers may overtake each other
+)
+TRIES = 3  # because the network may reorder two requests
 
 
 @probe("ordered")
@@ -55,8 +57,8 @@ def calls_run_in_order_of_arrival(target: Target) -> None:
             for future in waiting:
                 future.result()
         order = session.run("second")
-        overtaken = sum(earlier > later for earlier, later in combinations(order, 2))
-        if overtaken <= _OVERTAKEN:
+        inversions = sum(earlier > later for earlier, later in combinations(order, 2))
+        if inversions <= _MAX_INVERSIONS:
             return
         if not tries_left:
             raise Failed(f"calls that were sent in the order 0, 1, 2, 3, 4, 5 have run in the order {order}")
@@ -103,8 +105,8 @@ def the_trace_has_every_call(target: Target) -> None:
 def _is_read_in_pages(session: Session, indexes: list[int]) -> None:
     pages = [session.ask("get_trace", limit=2)]
     pages += [session.ask("get_trace", after=indexes[last], limit=2) for last in (1, 3, 5)]
-    shown = [[indexes.index(record["index"]) for record in page] for page in pages]
-    expect(shown, [[0, 1], [2, 3], [4, 5], []], "the records in the trace, two at a time")
+    positions = [[indexes.index(record["index"]) for record in page] for page in pages]
+    expect(positions, [[0, 1], [2, 3], [4, 5], []], "the records in the trace, two at a time")
 
 
 @probe("expected version")
@@ -115,10 +117,14 @@ def a_call_at_another_version_is_refused(target: Target) -> None:
     for function, kwargs, version in (("add", {"amount": 1}, 0), ("add", {"amount": 1}, 2), ("total", {}, 0)):
         request = {"session_id": session.id, "function": function, "kwargs": kwargs, "expected_version": version}
         error = target.error("run_function", request)
-        told = error.get("data", {}).get("version")
-        expect([error["code"], told], [CONFLICT, 1], f"the code and the version for {function} at version {version}")
+        version_in_error = error.get("data", {}).get("version")
+        expect(
+            [error["code"], version_in_error],
+            [CONFLICT, 1],
+            f"the code and the version for {function} at version {version}",
+        )
     expect(len(session.calls()), 1, "the number of calls in the trace")
-    expect(session.total, 1, "the total after it")
+    expect(session.total, 1, "the total after the refused calls")
     expect(session.run("add", {"amount": 1}, expected_version=1), 2, "the result at the expected version")
 
 
@@ -129,7 +135,7 @@ def versions_are_compared_as_numbers(target: Target) -> None:
     for version, others in ((10, (0, 1, 9, 11, 100)), (100, (0, 1, 9, 10, 99, 101, 110))):
         session.run_all([("add", {"amount": 1})] * (version - session.version))
         for other in others:
-            code = session.refused("add", {"amount": 1}, expected_version=other)
+            code = session.error_code("add", {"amount": 1}, expected_version=other)
             expect(code, CONFLICT, f"the code at version {version} where {other} is expected")
         result = session.run("total", expected_version=version)
         expect([result, session.version], [version, version], f"the total and the version where {version} is expected")
@@ -140,9 +146,9 @@ def one_of_several_wins(target: Target) -> None:
     """Of eight calls that expect the same version, one runs."""
     session = target.create()
     kwargs = {"amount": 1, "seconds": 0.3}
-    codes = at_once(8, lambda _: session.refused("add_and_wait", kwargs, expected_version=0))
-    got = [codes.count(None), codes.count(CONFLICT), session.total, session.version]
-    expect(got, [1, 7, 1, 1], "calls that ran, conflicts, the total and the version")
+    codes = at_once(8, lambda _: session.error_code("add_and_wait", kwargs, expected_version=0))
+    actual = [codes.count(None), codes.count(CONFLICT), session.total, session.version]
+    expect(actual, [1, 7, 1, 1], "calls that ran, conflicts, the total and the version")
 
 
 @probe("expected version")
@@ -152,5 +158,7 @@ def resets_change_the_version_failures_do_not(target: Target) -> None:
     session.error("add_and_fail", {"amount": 1})
     expect(session.run("add", {"amount": 1}, expected_version=0), 1, "the result at version 0 after a failed call")
     session.ask("reset_session")
-    expect(session.refused("add", {"amount": 1}, expected_version=1), CONFLICT, "the code at version 1 after a reset")
+    expect(
+        session.error_code("add", {"amount": 1}, expected_version=1), CONFLICT, "the code at version 1 after a reset"
+    )
     expect(session.run("add", {"amount": 1}, expected_version=2), 1, "the result at version 2 after a reset")

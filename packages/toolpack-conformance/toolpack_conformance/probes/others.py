@@ -1,6 +1,7 @@
 """Probes for servers of other protocols.
 
-A guarantee that a protocol can't express isn't checked. No probe requires more than the probes of our own protocol.
+A guarantee that a protocol can't express isn't checked. These probes require no more than the probes of this server's
+own protocol.
 """
 
 import json
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from toolpack_conformance.others import CallFailed, McpSession, Open, OpenEnvSession, OrsSession, OtherSession, run
 from toolpack_conformance.probes.probe import INVALID, NO_METHOD, PARSE, at_once
-from toolpack_conformance.target import TOOLPACK, Failed, Refused, expect, parsed
+from toolpack_conformance.target import TOOLPACK, Failed, Refused, expect, parse_json
 
 _ORS, _OPENENV, _MCP = "ors", "openenv", "mcp"
 PROTOCOLS = (_ORS, _OPENENV, _MCP)
@@ -18,6 +19,8 @@ _MIB = 1 << 20
 
 
 class OtherProbe(NamedTuple):
+    """A check of one sentence of a guarantee, for servers of some protocols."""
+
     guarantee: str
     sentence: str
     run: Callable[[Open], None]
@@ -28,7 +31,7 @@ OTHERS: list[OtherProbe] = []
 
 
 def other(guarantee: str, *protocols: str) -> Callable[[Callable[[Open], None]], Callable[[Open], None]]:
-    """Register a function as a probe for these protocols. Its docstring is the sentence to keep."""
+    """Register a function as a probe for these protocols. Its docstring is the sentence that the server must keep."""
 
     def add(probe: Callable[[Open], None]) -> Callable[[Open], None]:
         OTHERS.append(OtherProbe(guarantee, (probe.__doc__ or "").strip(), probe, protocols or PROTOCOLS))
@@ -37,11 +40,13 @@ def other(guarantee: str, *protocols: str) -> Callable[[Callable[[Open], None]],
     return add
 
 
-def _look(session: OtherSession) -> list[Any]:
+def _contents(session: OtherSession) -> list[Any]:
+    """Return the total, the list and the note."""
     return [run(session, function) for function in ("total", "second", "read_note")]
 
 
 def _error(session: OtherSession, function: str, **kwargs: Any) -> str:
+    """Call a function that must fail, and return the error."""
     (result,) = session.together([(function, kwargs)])
     if not isinstance(result, CallFailed):
         raise Failed(f"{function} must fail, but its result is {result!r}")
@@ -53,7 +58,7 @@ def sessions_are_isolated(open_session: Open) -> None:
     """A change in one session isn't visible in another."""
     one, second = open_session(), open_session()
     run(one, "add_and_wait", amount=5, seconds=0)
-    expect(_look(second), [0, [], ""], "the other session's total, list and note")
+    expect(_contents(second), [0, [], ""], "the other session's total, list and note")
     run(second, "add", amount=2)
     expect([run(one, "total"), run(second, "total")], [5, 2], "the totals of both sessions")
 
@@ -74,7 +79,7 @@ def a_failed_call_changes_nothing(open_session: Open) -> None:
     run(session, "add", amount=1)
     (answer,) = session.together([("add_and_fail", {"amount": 10})])  # an error, or a result with its text
     expect("failed after adding 10" in str(answer), True, "whether the error says why the call failed")
-    expect(_look(session), [1, [], ""], "the total, the list and the note after a failed call")
+    expect(_contents(session), [1, [], ""], "the total, the list and the note after a failed call")
 
 
 @other("atomic")
@@ -102,8 +107,8 @@ def a_repeated_call_runs_once(open_session: Open) -> None:
     session = _ors(open_session)
     call = ("add_and_wait", {"amount": 1, "seconds": 0.1})
     outputs = [*at_once(8, lambda _: session.output(call, "one")), session.output(call, "one")]
-    expect(outputs[1:], outputs[:1] * 8, "what the same call is answered")
-    expect(_look(session), [1, [1], "note of 1"], "the total, the list and the note")
+    expect(outputs[1:], outputs[:1] * 8, "the answers to the same call")
+    expect(_contents(session), [1, [1], "note of 1"], "the total, the list and the note")
 
 
 @other("exactly once", _ORS)
@@ -113,7 +118,9 @@ def a_task_id_is_for_one_call(open_session: Open) -> None:
     for session in sessions:
         session.output(("add", {"amount": 1}), "one")
     try:
-        raise Failed(f"it must be refused, but its result is {sessions[0].output(('add', {'amount': 2}), 'one')}")
+        raise Failed(
+            f"a used task_id must be refused, but its result is {sessions[0].output(('add', {'amount': 2}), 'one')}"
+        )
     except CallFailed:
         expect([run(session, "total") for session in sessions], [1, 1], "the totals of both")
 
@@ -125,8 +132,8 @@ def a_reset_restores_the_beginning(open_session: Open) -> None:
     for each in (session, second):
         run(each, "add_and_wait", amount=1, seconds=0)
     session.reset()
-    expect(_look(session), [0, [], ""], "the total, the list and the note after a reset")
-    expect(_look(second), [1, [1], "note of 1"], "those of another session")
+    expect(_contents(session), [0, [], ""], "the total, the list and the note after a reset")
+    expect(_contents(second), [1, [1], "note of 1"], "the total, the list and the note of another session")
     run(session, "append", number=4)
     expect(run(session, "second"), [4], "the list after the next call")
 
@@ -138,8 +145,8 @@ def stored_values_are_exact(open_session: Open) -> None:
     run(session, "keep_types")
     run(session, "append", number=1)
     kept = run(session, "kept_types")
-    expect(kept[:4], ["(1, 2)", "{3}", "Decimal('1.10')", "b'four'"], "what is kept")
-    expect(run(session, "second"), [1], "what the second field holds")
+    expect(kept[:4], ["(1, 2)", "{3}", "Decimal('1.10')", "b'four'"], "the stored values")
+    expect(run(session, "second"), [1], "the second field")
     expect(run(session, "add", amount=2**53 + 1), 2**53 + 1, "the total")
     run(session, "write_note", text='a\n"b"\\é😀')
     expect(run(session, "read_note"), 'a\n"b"\\é😀', "the note")
@@ -171,7 +178,7 @@ _ANSWER = "submit_answer"
 
 
 def _reward(session: OtherSession, function: str, **kwargs: Any) -> float | None:
-    """Return the reward of a call; None if the call fails."""
+    """Return the reward of a call, or None if the call fails or has no reward."""
     try:
         reward = session.reward((function, kwargs))
     except CallFailed:
@@ -269,16 +276,16 @@ def _ors(open_session: Open) -> OrsSession:
 def health_is_ok(open_session: Open) -> None:
     """GET /health reports ok, and the toolpack is among the environments."""
     session = _ors(open_session)
-    expect(parsed(session.send("/health")), {"status": "ok"}, "the answer of /health")
-    expect(TOOLPACK in parsed(session.send("/list_environments")), True, "whether the toolpack is listed")
+    expect(parse_json(session.send("/health")), {"status": "ok"}, "the answer of /health")
+    expect(TOOLPACK in parse_json(session.send("/list_environments")), True, "whether the toolpack is listed")
 
 
 @other("ORS", _ORS)
 def an_episode_has_prompt_and_tools(open_session: Open) -> None:
     """An episode has the prompt of its task as blocks, and its tools with their parameters."""
     session = _ors(open_session)
-    expect([block["text"] for block in parsed(session.send("/prompt"))], ["Make the total 5."], "the prompt")
-    tools = {tool["name"]: tool for tool in parsed(session.send("/task_tools"))["tools"]}
+    expect([block["text"] for block in parse_json(session.send("/prompt"))], ["Make the total 5."], "the prompt")
+    tools = {tool["name"]: tool for tool in parse_json(session.send("/task_tools"))["tools"]}
     expect([*tools["add"]["input_schema"]["properties"]], ["amount"], "the parameters of add")
     expect(_ANSWER in tools, True, "whether the answer is a tool")
 
@@ -292,7 +299,7 @@ def errors_are_client_errors(open_session: Open) -> None:
     for path, body in wrong:
         response = session.send(path, body)
         expect(response.is_client_error, True, f"whether {path} refuses {json.dumps(body)}")
-        expect(type(parsed(response)["detail"]), str, f"the detail of {path}'s refusal")
+        expect(type(parse_json(response)["detail"]), str, f"the detail of {path}'s refusal")
     session.close()
     expect(run(_ors(open_session), "add", amount=1), 1, "the total of a new episode after it")
 

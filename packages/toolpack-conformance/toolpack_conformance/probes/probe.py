@@ -1,6 +1,7 @@
 """Registration of probes, and the list of guarantees.
 
-A probe is a function that returns if the server keeps its sentence, and raises `Failed` otherwise.
+A probe is a function with a sentence as its docstring. If the server keeps what the sentence promises, the probe
+returns. Otherwise it raises `Failed`.
 """
 
 from collections.abc import Callable
@@ -47,6 +48,8 @@ PARAMETERS = -32602
 
 
 class Probe(NamedTuple):
+    """A check of one sentence of a guarantee."""
+
     guarantee: str
     sentence: str
     run: Callable[[Target], None]
@@ -56,7 +59,7 @@ PROBES: list[Probe] = []
 
 
 def probe(guarantee: str) -> Callable[[Callable[[Target], None]], Callable[[Target], None]]:
-    """Register a function as a probe of a guarantee. Its docstring is the sentence to keep."""
+    """Register a function as a probe of a guarantee. Its docstring is the sentence that the server must keep."""
 
     def add(run: Callable[[Target], None]) -> Callable[[Target], None]:
         PROBES.append(Probe(guarantee, (run.__doc__ or "").strip(), run))

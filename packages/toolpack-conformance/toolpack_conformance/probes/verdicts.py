@@ -16,20 +16,20 @@ def _verdict(session: Session, **params: Any) -> list[Any]:
 def tasks_are_evaluated(target: Target) -> None:
     """A finished task has the reward 1, an unfinished one 0, at each version. The task's solution passes."""
     session = target.create(task="conform/three")
-    expect(session.described["task"], "conform/three", "the task of the session")
-    expect(_verdict(session), [0.0, False], "reward and passed where nothing is done")
+    expect(session.description["task"], "conform/three", "the task of the session")
+    expect(_verdict(session), [0.0, False], "reward and passed before any call")
     calls = session.ask("get_solution")["calls"]
     for call in calls:
         session.run(call["function"], call["kwargs"])
     verdict = session.ask("evaluate_session")
-    told = [verdict.get(name) for name in ("task", "version", "passed")]
-    expect(told, ["conform/three", len(calls), True], "task, version and passed after the solution")
+    actual = [verdict.get(name) for name in ("task", "version", "passed")]
+    expect(actual, ["conform/three", len(calls), True], "task, version and passed after the solution")
     expect([check["passed"] for check in verdict["checks"]], [True], "the checks after the solution")
     session.run("add", {"amount": 1})
     expect(_verdict(session), [0.0, False], "reward and passed after too much")
     expect(_verdict(session, version=len(calls)), [1.0, True], "reward and passed at the version of the solution")
     expect(_verdict(session, version=0), [0.0, False], "reward and passed at version 0")
-    expect(session.code("evaluate_session", version=99), NO_VERSION, "the code at a version that never was")
+    expect(session.code("evaluate_session", version=99), NO_VERSION, "the code at a version that never existed")
 
 
 @probe("faults are no rewards")
@@ -39,12 +39,12 @@ def an_evaluator_that_fails_gives_no_reward(target: Target) -> None:
     session.run("add", {"amount": 4})
     expect(session.code("evaluate_session"), EVALUATOR, "the code of an evaluation that fails")
     verdict = session.ask("evaluate_session", raise_on_error=False)
-    told = [verdict["reward"], verdict["passed"], verdict["valid"], verdict.get("failure", {}).get("kind")]
-    expect(told, [None, False, False, "evaluator"], "reward, passed, valid and kind of the failure in a verdict")
+    actual = [verdict["reward"], verdict["passed"], verdict["valid"], verdict.get("failure", {}).get("kind")]
+    expect(actual, [None, False, False, "evaluator"], "reward, passed, valid and kind of the failure in a verdict")
     expect(_verdict(session, version=0), [0.0, False], "reward and passed at version 0")
     session.run("add", {"amount": 1})
-    expect(_verdict(session), [1.0, True], "reward and passed after that")
-    expect(session.ask("evaluate_session")["valid"], True, "whether the verdict is valid after that")
+    expect(_verdict(session), [1.0, True], "reward and passed after the next call")
+    expect(session.ask("evaluate_session")["valid"], True, "whether the verdict is valid after the next call")
 
 
 @probe("faults are no rewards")
@@ -68,8 +68,8 @@ def evaluation_changes_nothing(target: Target) -> None:
     session = target.create(task="conform/three")
     session.run("add", {"amount": 3})
     verdicts = [_verdict(session) for _ in range(2)]
-    got = [*verdicts, session.version, session.total, len(session.ask("get_trace"))]
-    expect(got, [[1.0, True], [1.0, True], 1, 3, 2], "verdicts, version, total and the number of records")
+    actual = [*verdicts, session.version, session.total, len(session.ask("get_trace"))]
+    expect(actual, [[1.0, True], [1.0, True], 1, 3, 2], "verdicts, version, total and the number of records")
 
 
 @probe("faults are no rewards")
@@ -80,5 +80,5 @@ def forks_have_their_own_verdict(target: Target) -> None:
     early, late = session.forks(version=0)[0], session.forks()[0]
     expect([_verdict(early), _verdict(late)], [[0.0, False], [1.0, True]], "reward and passed of two forks")
     late.run("add", {"amount": 1})
-    got = [_verdict(session), _verdict(late)]
-    expect(got, [[1.0, True], [0.0, False]], "reward and passed of the session, and of a fork that went on")
+    actual = [_verdict(session), _verdict(late)]
+    expect(actual, [[1.0, True], [0.0, False]], "reward and passed of the session, and of a fork that went on")
