@@ -10,7 +10,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && /opt/toolpack-server/bin/pip install --no-cache-dir "$(echo /wheels/*.whl)[otel,postgres,redis,seeded]" /wheels/more/*.whl
 
 FROM python:3.14-slim
-# A new volume gets the owner of the folder in the image, so this user can write to it.
+# A new volume at /data gets the owner of this folder in the image, so the user `toolpack` can write to the volume.
 RUN useradd --uid 10001 --no-create-home toolpack \
     && install --directory --owner toolpack /data /packs
 COPY --from=build /opt/toolpack-server /opt/toolpack-server
@@ -19,7 +19,7 @@ USER 10001
 WORKDIR /data
 VOLUME /data
 EXPOSE 8000
-# Check only that the process responds. A restart wouldn't help if the store is unreachable; /readyz reports that.
+# Check only that the process responds. If the store is unreachable, a restart wouldn't help; /readyz reports this case.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('TOOLPACK_PORT', '8000') + '/healthz', timeout=4)"]
 ENTRYPOINT ["toolpack-server"]
