@@ -1,5 +1,5 @@
-"""Helpers around a single function: its signature, its arguments, its coroutine, its result and its leftover threads.
+"""Helpers around a single function: its signature, arguments, coroutine and result, and the threads that it leaves.
 
-These modules know neither toolpacks nor sessions. `functions_runtime`, which has the name of AgentDojo's module, runs
+These modules don't depend on toolpacks or sessions. `functions_runtime`, which has the name of AgentDojo's module, runs
 the functions themselves.
 """

@@ -1,8 +1,8 @@
 """Validators of the values that agents and clients send, built from pydantic's core schemas of models.
 
-A value is accepted if it fits the published JSON Schema. A string that spells a JSON number or boolean is converted to
-it. Dates and times are ISO 8601 strings. NaN and infinity are refused, also if the config of a nested model allows
-them.
+Pydantic's own validators accept more than the JSON Schema that agents see, for example 1 for a boolean. The validators
+here accept a value only if it fits the schema, with one exception: a string that spells a JSON number or boolean is
+converted. Dates and times are ISO 8601 strings. NaN and infinity are refused even if a nested model allows them.
 """
 
 import cmath
@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticKnownError, SchemaValidator, core_schema
 
-MAX_DIGITS = sys.float_info.max_10_exp  # of an integer in JSON
+MAX_DIGITS = sys.float_info.max_10_exp  # digits of an integer in JSON
 
 
 _VALUES = {
@@ -35,7 +35,7 @@ _VALUES = {
 
 _INTEGER = re.compile(rf"-?(0|[1-9]\d{{0,{MAX_DIGITS - 1}}})(\.0+)?", re.ASCII)
 _NUMBER = re.compile(rf"-?(0|[1-9]\d{{0,{MAX_DIGITS - 1}}})(\.\d+)?([eE][+-]?\d{{1,3}})?", re.ASCII)
-# Exponents are limited to those of a float: otherwise a few characters could make a number of a million digits.
+# Exponents are limited to those of a float. Otherwise a few characters could make a number of a million digits.
 _DECIMAL = re.compile(rf"[+-]?(\d{{1,{MAX_DIGITS}}}(\.\d*)?|\.\d+)([eE][+-]?0*(\d{{1,2}}|[12]\d\d|30[0-8]))?", re.ASCII)
 _FRACTION = re.compile(rf"{_DECIMAL.pattern}|[+-]?\d{{1,{MAX_DIGITS}}}/\d{{1,{MAX_DIGITS}}}", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
@@ -63,10 +63,10 @@ def _validator(model: type[BaseModel], transform: "_Transform") -> SchemaValidat
 
 
 class _Transform:
-    """Copies a core schema so that numbers must be finite.
+    """Copies a core schema, and changes the copy so that numbers must be finite.
 
     Args:
-        guarded: Also insert a check before each conversion that is laxer than the JSON Schema.
+        guarded: Also insert a check before each conversion by pydantic that accepts more than the JSON Schema.
     """
 
     def __init__(self, *, guarded: bool) -> None:
@@ -93,18 +93,18 @@ class _Transform:
         if kind == "union":
             copy["choices"] = [self._labelled(*pair) for pair in zip(schema["choices"], copy["choices"], strict=True)]
         check = _check_of(schema, iso_durations=iso_durations) if self._guarded else _FINITE.get(kind)
-        if copy.get("custom_init"):
+        if copy.get("custom_init"):  # see `_check_fields`
             fields = self._whole(copy | {"custom_init": False})
             check = partial(_check_fields, SchemaValidator(fields, _use_prebuilt=False))
         return copy if check is None else _checked(check, copy)
 
     def _labelled(self, choice: Any, copy: Any) -> Any:
-        """Give a choice its original title, so that errors name the same location as without the inserted checks."""
+        """Give a choice of a union its original title, so that the inserted checks don't change locations in errors."""
         if isinstance(copy, tuple):
             return copy
         try:
             return copy, SchemaValidator(self._whole(choice)).title
-        except Exception:  # noqa: BLE001 - no validator can be built from this choice alone: it has its new title
+        except Exception:  # noqa: BLE001 - no validator can be built from this choice alone: keep its new title
             return copy
 
     def _whole(self, schema: Any) -> Any:
@@ -112,6 +112,7 @@ class _Transform:
 
 
 def _checked(check: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
+    """Return a schema that runs a check before the given schema. References to that schema then mean the new one."""
     ref = schema.pop("ref", None)
     return core_schema.no_info_before_validator_function(check, schema, ref=ref)
 
@@ -119,8 +120,8 @@ def _checked(check: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
 def _check_of(schema: Mapping[str, Any], *, iso_durations: bool) -> Callable[[Any], Any] | None:
     """Return the check that runs before pydantic converts a value of this schema.
 
-    The check refuses values that pydantic would convert although the JSON Schema doesn't allow them. None: pydantic
-    converts no such value.
+    The check refuses values that pydantic would convert although the JSON Schema doesn't allow them. Return None if
+    pydantic converts only values that the JSON Schema allows.
     """
     kind = schema["type"]
     if kind == "timedelta" and not iso_durations:
@@ -271,7 +272,7 @@ def _finite(text: str) -> float:
 
 
 def _check_fields(validator: SchemaValidator, value: Any) -> Any:
-    """Validate the arguments of a class with its own `__init__`, which would pass them to pydantic's own validator."""
+    """Validate the arguments of a class with its own `__init__`. It would pass them to pydantic's own validator."""
     if isinstance(value, dict):
         validator.validate_python(value)
     return value

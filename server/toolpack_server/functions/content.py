@@ -128,7 +128,7 @@ def check_content(result: bytes) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         index, *keys = first["loc"] or ("",)
-        # Names of types, which pydantic adds after the index and for resources, are left out.
+        # Leave out the names of types, which pydantic adds after the index and for resources.
         location = f"result[{index}]" + "".join(f".{key}" for key in keys[1:] if key not in _RESOURCES)
         raise ResultError(
             f"the function is annotated -> Content, but {shown(location)} isn't an MCP content block: {first['msg']}."

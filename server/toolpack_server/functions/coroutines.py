@@ -1,10 +1,10 @@
-"""Execution of coroutines from synchronous code; each thread has its own event loop.
+"""Execution of coroutines from synchronous code, on an event loop that each thread keeps.
 
-Nothing of one coroutine reaches the next, which may belong to another session:
+The next coroutine on the loop may belong to another session, so a coroutine must leave nothing behind:
 
-- Tasks that it started and didn't await are cancelled when it ends.
-- Work that it left in the event loop's executor can't be cancelled, so the next coroutine gets a new executor.
-- It can't stop or reconfigure the loop.
+- When a coroutine ends, the tasks that it started and didn't await are cancelled.
+- Work that a coroutine left in the loop's executor can't be cancelled. So the next coroutine gets a new executor.
+- A coroutine can't stop or reconfigure the loop.
 """
 
 import asyncio
@@ -23,15 +23,14 @@ RESOLVERS = 16  # threads for host name lookups, shared by all loops
 
 _resolvers = concurrent.futures.ThreadPoolExecutor(RESOLVERS, "resolvers", own_thread)
 
-
 REFUSED = "The event loop is shared with other sessions: a function can't stop or reconfigure it."
 
 current_call: ContextVar[Any] = ContextVar("current_call", default=None)
-"""The call whose code runs: a `SharedCall`, or the coroutine itself on a thread's own loop. None outside of calls."""
+"""The call of which code runs now: a `SharedCall` on a shared loop, the coroutine on a thread's own loop, or None."""
 
 
 def _refused(method: Callable[..., Any]) -> Any:
-    """Return the loop's method with a guard: it raises a `RuntimeError` if a call's code uses it."""
+    """Return a method of the loop with a guard: the method raises a `RuntimeError` if a call's code uses it."""
 
     def guarded(*args: Any, **named: Any) -> Any:
         if current_call.get() is not None:
@@ -110,7 +109,7 @@ _main_keeps_loop = False
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to completion from sync code, even inside a running event loop, and return its result."""
+    """Run a coroutine to completion from sync code, and return its result. An event loop may run on this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -120,7 +119,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def keep_main_loop() -> None:
-    """Make the main thread keep its event loop, too. For processes that run functions on their main thread."""
+    """Make the main thread keep its event loop, too. An executor calls this, because it runs functions there."""
     global _main_keeps_loop  # noqa: PLW0603 - set once, before any function runs
     _main_keeps_loop = True
 
@@ -134,6 +133,7 @@ def wake_loop(thread: int) -> None:
 
 
 def close_loop() -> None:
+    """Close the event loop that this thread keeps, if any."""
     own = _own_loops.pop(threading.get_ident(), None)
     if own is not None:
         own.runner.close()
@@ -154,12 +154,12 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return runner.run(coroutine, context=context)
     finally:
-        for variable, value in context.items():  # as after an `await`, the caller sees the context variables
+        for variable, value in context.items():  # the caller sees the coroutine's variables, as after an `await`
             if variable is not current_call:
                 variable.set(value)
-        # Otherwise tasks that the function left running would continue during another call.
+        # Tasks that the function left running would otherwise continue during another call.
         leftovers = asyncio.all_tasks(own.loop)
-        for task in leftovers:  # before the event loop runs again, so that no task takes another step
+        for task in leftovers:  # cancel all before the event loop runs again, so that no task takes another step
             task.cancel()
         if leftovers:
             runner.run(_wait_for(leftovers))

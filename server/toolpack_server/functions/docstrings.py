@@ -1,7 +1,7 @@
-"""Parser of functions' docstrings: the descriptions of the function and its parameters that agents see.
+"""Parser of functions' docstrings, which returns the descriptions of functions and parameters that agents see.
 
-Descriptions are the same as AgentDojo's, so they don't contain sections such as Returns. The command `check` lists
-such sections.
+Descriptions are the same as AgentDojo's, so they leave out sections such as Returns. The command `check` lists these
+sections, because an author may not expect that.
 """
 
 import re

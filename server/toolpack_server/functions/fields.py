@@ -60,13 +60,13 @@ def _with_none(hint: Any) -> Any:
         TypeAdapter(hint).validate_python(None)
     except ValidationError:
         return Optional[hint]  # noqa: UP045 - `|` fails for some hints
-    except Exception:  # noqa: BLE001 - building the model fails for the same reason, with a better message
+    except Exception:  # noqa: BLE001 - building the model will fail for the same reason, with a better message
         return hint
     return hint
 
 
 def described_outside(hint: Any, default: Any) -> str | None:
-    """Return the description that a parameter has in its annotation or default instead of the docstring."""
+    """Return the description in a parameter's annotation or default, or None if there is none."""
     metadata = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     fields = [item.description for item in (default, *metadata) if isinstance(item, FieldInfo)]
     texts = [*fields, *(item.documentation for item in metadata if isinstance(item, Doc))]

@@ -26,7 +26,7 @@ class LoopExecutor(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future = super().submit(fn, *args, **kwargs)
         self.unfinished.add(future)
-        # Added before asyncio's callbacks, so that awaited work is never counted as unfinished.
+        # asyncio adds its callbacks later. So when an await of the future returns, this callback has run already.
         future.add_done_callback(self.unfinished.discard)
         return future
 
@@ -44,19 +44,19 @@ class _CallLeftovers(threading.local):
 _call = _CallLeftovers()
 _executor_threads: WeakSet[threading.Thread] = WeakSet()  # threads of a LoopExecutor, which counts its work itself
 _abandoned: WeakSet[LoopExecutor] = WeakSet()
-_left: dict[str, WeakSet[threading.Thread]] = {}  # by the toolpack whose function has probably started them
+_left: dict[str, WeakSet[threading.Thread]] = {}  # leftover threads, by the toolpack that has probably started them
 _left_lock = threading.Lock()  # held to change `_left`
 
 
 def own_thread() -> None:
-    """Exclude the current thread from the leftovers: the executor that started it counts its work."""
+    """Exclude the current thread from the leftovers, because the executor that started it counts its work itself."""
     _executor_threads.add(threading.current_thread())
 
 
 def suspended() -> bool:
-    """Return whether the current call has left work so far. `resumed` restores this when the call continues.
+    """Return whether the current call, which is suspended now, has left work so far.
 
-    A suspended call may continue on another thread, so the caller keeps the value.
+    The call may continue on another thread, so the caller keeps the value, and `resumed` restores it there.
     """
     return _call.left_work
 
@@ -81,8 +81,8 @@ class Watch:
     def leaves_work(self, toolpacks: Iterable[str]) -> bool:
         """Return whether other threads may still use objects of these toolpacks' environments.
 
-        A thread that appeared during the call counts, even if another call started it. While it is alive, it also
-        counts for later calls of these toolpacks, because they may give it more work.
+        A thread that appeared during the call counts, because nothing tells which call started it. While the thread is
+        alive, it also counts for later calls of these toolpacks, because these calls may give it more work.
         """
         after = threading.enumerate()
         if after != self._before:

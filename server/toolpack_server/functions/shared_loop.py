@@ -1,9 +1,10 @@
-"""Event loop that the coroutines of many calls share.
+"""Event loop that the coroutines of many calls share, so that a call that awaits needs no thread.
 
 Calls are isolated from each other: each has its own context, tasks, timers and executor. When a call's coroutine ends,
 its remaining tasks are cancelled and awaited before the call is reported as done.
 
-The loop runs only while it has calls. It uses documented parts of asyncio only, except in forked processes.
+The loop runs only while it has calls. It uses only documented parts of asyncio, except in a process that a function has
+forked.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ class SharedCall:
         cancelled: The call was answered already, so the coroutine must end.
         left_work: Work that the coroutine gave to threads still runs.
         used_threads: The coroutine gave work to threads.
-        ended: The coroutine and all that it started have ended. The loop runs no more of its callbacks.
+        ended: The coroutine, its tasks and its timers have ended. The loop runs no further callbacks of the call.
         blocked_seconds: Seconds during which its steps blocked the loop for other calls.
         interrupted: Number of interrupts of a step that had no effect.
     """
@@ -67,6 +68,8 @@ class SharedCall:
 
 
 class CallTask(asyncio.Task[Any]):
+    """A task on a shared loop, with its call."""
+
     call: SharedCall | None = None
 
 
@@ -91,10 +94,10 @@ class SharedLoop(CallLoop):
         self._work_arrived = threading.Event()
         self.thread: threading.Thread | None = None
         self._scheduled_steps = 0
-        self._seen: tuple[int, int, int, Any] | None = None
-        self._looks = 0
-        self._used_before = 0.0
-        self._blocked_since = 0.0
+        self._seen: tuple[int, int, int, Any] | None = None  # identifies the step at the last look; None: no step ran
+        self._looks = 0  # looks in a row at this step
+        self._used_before = 0.0  # the thread's CPU seconds at the first of them
+        self._blocked_since = 0.0  # when the part of the step began that `blocked_seconds` doesn't include yet
         self.blocked_seconds = 0.0  # seconds during which single steps blocked the loop for other calls
         run_after_fork(self._end_forked)
 
@@ -108,9 +111,8 @@ class SharedLoop(CallLoop):
     def begin(self, call: SharedCall) -> None:
         """Start a call on this loop. Raise a `RuntimeError` if the system allows no more threads."""
         self._arrived.append(call)
-        if (
-            self._begin_scheduled and self.thread is not None
-        ):  # waking the loop is a system call: one is enough for many calls
+        # Waking the loop is a system call, so wake it once for many calls.
+        if self._begin_scheduled and self.thread is not None:
             return
         self._begin_scheduled = True
         self.call_soon_threadsafe(self._begin_arrived)
@@ -149,7 +151,7 @@ class SharedLoop(CallLoop):
         return returned
 
     def add_blocked_time(self, call: SharedCall | None) -> None:
-        """Add the time of the current step, since the last call of this method in it, to the blocked time."""
+        """Add the time of the current step to the blocked time, from its start or from the last call of this method."""
         now = time.monotonic()
         self.blocked_seconds += now - self._blocked_since
         if call is not None:
@@ -166,8 +168,9 @@ class SharedLoop(CallLoop):
             self._seen = None
             return 0, 0.0, None
         task = asyncio.current_task(self)
-        # An iteration with many calls may take long, but nearly every step schedules another: the count tells steps
-        # apart. A garbage collection during a step takes long with many sessions, so it restarts the measurement.
+        # Identify the step. An iteration of the loop may run steps of many calls, but nearly every step schedules
+        # another one, so the number of scheduled steps tells steps apart. A garbage collection during a step takes
+        # long with many sessions, and isn't the step's fault. So a collection restarts the measurement.
         seen = turns.turn, self._scheduled_steps, gc.get_stats()[-1]["collections"], task
         used = self._cpu_seconds()
         if self._seen is None or seen[:-1] != self._seen[:-1] or seen[-1] is not self._seen[-1]:
@@ -192,7 +195,7 @@ class SharedLoop(CallLoop):
         while True:
             try:
                 self.run_forever()
-            except BaseException:  # noqa: BLE001, S110 - a `SystemExit` in a task, which is the task's result, too
+            except BaseException:  # noqa: BLE001, S110 - a task's `SystemExit`, which the task has stored as its result
                 pass
             else:
                 if self._is_over() or not self._wait():
@@ -200,6 +203,7 @@ class SharedLoop(CallLoop):
             self.call_soon(self._stop_if_idle)
 
     def _is_over(self) -> bool:
+        """Close the loop and return True if the loop must end and has no calls left."""
         with self._lock:
             if self._ending and not self._calls:
                 super().close()
@@ -214,7 +218,7 @@ class SharedLoop(CallLoop):
     def _wait(self) -> bool:
         """Wait for a new call or the end of the loop. Return False after `IDLE_SECONDS`: the thread must end."""
         if not self._work_arrived.wait(IDLE_SECONDS):
-            with self._lock:
+            with self._lock:  # `begin` sets the event before it looks for the thread under the lock
                 if not self._work_arrived.is_set():
                     self.thread = None
                     return False
@@ -226,12 +230,13 @@ class SharedLoop(CallLoop):
             super().stop()
 
     def _begin_arrived(self) -> None:
-        """Begin one call per iteration. If its first step blocks, the calls behind it can still be moved elsewhere."""
+        """Begin one call per iteration. If its first step blocks, `give_back` can still move the calls behind it."""
         try:
             call = self._arrived.popleft()
         except IndexError:
+            # Clear the flag before the look: a call that arrives after the look must see it cleared and wake the loop.
             self._begin_scheduled = False
-            if not self._arrived:  # a call that arrives from here on wakes the loop
+            if not self._arrived:
                 self._stop_if_idle()
                 return
             self._begin_scheduled = True
@@ -259,7 +264,7 @@ class SharedLoop(CallLoop):
         self._end_rest(call)
 
     def _end_rest(self, call: SharedCall) -> None:
-        """Cancel and await the tasks that a call has left. Callbacks that it scheduled for now still run before."""
+        """Cancel and await the tasks that a call has left. Callbacks that the call has scheduled for now still run."""
         for timer in call.timers:
             timer.cancel()
         call.timers.clear()
@@ -272,6 +277,7 @@ class SharedLoop(CallLoop):
             self.call_soon(self._end_unless_more, call, context=Context())
 
     def _end_unless_more(self, call: SharedCall) -> None:
+        """End a call, unless its last callbacks have started timers or tasks."""
         if call.timers or any(not task.done() for task in call.tasks):
             self._end_rest(call)
         else:
@@ -325,10 +331,11 @@ def _end_process(_timeout: float | None = None) -> NoReturn:
     os._exit(0)
 
 
-def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **given: Any) -> CallTask:
-    context = given.get("context")
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> CallTask:
+    """Create a task of the current call. A task factory of asyncio."""
+    context = options.get("context")
     call: SharedCall | None = current_call.get() if context is None else context.get(current_call)
-    task = CallTask(coroutine, loop=loop, **given)
+    task = CallTask(coroutine, loop=loop, **options)
     asyncio._unregister_task(task)  # noqa: SLF001 - documented for third-party tasks: hides the task from `all_tasks`
     if call is not None:
         task.call = call

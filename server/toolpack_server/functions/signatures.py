@@ -1,7 +1,7 @@
-"""Reader of a plain function's signature and docstring. It refuses functions that agents couldn't use correctly.
+"""Reader of a plain function's signature and docstring, which refuses functions that agents couldn't use correctly.
 
-It guesses nothing: the error says what to change. `features/authoring/classes/signatures.py` reads methods of classes
-that weren't written for agents.
+If a description or a type is missing, the reader doesn't guess it, but raises an error that says what to change.
+`features/authoring/classes/signatures.py` reads methods of classes that weren't written for agents.
 """
 
 import copy
@@ -28,9 +28,9 @@ from toolpack_server.functions.fields import (
 from toolpack_server.volumes.volume import Volume
 
 NEEDED = object()
-"""Default of an optional option. If it is omitted, the method that prepares the environment with it isn't called."""
+"""Default of an option that may be omitted. Then the method that prepares the environment with it isn't called."""
 
-_NO_SCHEMAS = {"default", "expected", "metadata"}  # keys of a core schema whose values are an author's, not schemas
+_NO_SCHEMAS = {"default", "expected", "metadata"}  # keys of a core schema with values of an author, not with schemas
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class FunctionSignature:
     # Defaults of hidden parameters that are mutable or given by a `Field(...)`. Each call gets a copy.
     fresh_defaults: dict[str, Any]
     return_type: Any | None
-    # "forbid" if models among the parameters refuse unknown keys, as the function refuses unknown arguments. None if
-    # one of the models configures this itself.
+    # "forbid": models among the parameters refuse unknown keys, as the function refuses unknown arguments. None: one of
+    # the models is configured to accept or ignore them.
     unknown_keys: Literal["forbid"] | None
 
 
@@ -121,9 +121,9 @@ def _accepts_unknown(schema: Any) -> bool:
 
 
 def is_passed(default: Any) -> bool:
-    """Return whether each call gets a copy of a hidden parameter's default: it is mutable or given by a `Field(...)`.
+    """Return whether each call gets a copy of a hidden parameter's default, because it is mutable or a `Field(...)`.
 
-    A default that can't be copied, such as a lock or a sentinel, stays the same object.
+    A default that can't be copied, such as a lock or a sentinel, stays the same object in all calls.
     """
     if isinstance(default, FieldInfo):
         return True
@@ -136,6 +136,7 @@ def is_passed(default: Any) -> bool:
 
 
 def _dependency(hint: Any) -> Any:
+    """Return the `Depends` in a type hint, or None. It converts a volume to the type that the hint names."""
     if get_origin(hint) is not Annotated:
         return None
     dependency = next((item for item in hint.__metadata__ if hasattr(item, "extract_dep_from_env")), None)
@@ -231,6 +232,7 @@ def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) 
 
 
 def _bad_field(function_name: str, fields: Mapping[str, tuple[Any, Any]]) -> tuple[str, str] | None:
+    """Return the name of the first field without a JSON Schema, and the reason. None if each alone has a schema."""
     for name, field in fields.items():
         try:
             definition: dict[str, Any] = {name: field}

@@ -1,7 +1,8 @@
-"""Calls as generators: code that runs on a thread, and coroutines between, which may be awaited elsewhere.
+"""Calls as generators, so that the coroutine of an async function can be awaited on another thread's event loop.
 
-The generator yields each coroutine and receives its result, or its exception, with `send`. The innermost generator
-raises the exception. `throw` isn't used, because a function's `GeneratorExit` would close the generators around it.
+The generator runs a call's code on a thread, and yields each coroutine to its caller. The caller awaits the coroutine
+and passes the result, or the exception, back with `send`. The innermost generator raises the exception. `throw` isn't
+used, because a `GeneratorExit` that a function raised would close the generators around it.
 """
 
 from collections.abc import Coroutine, Generator
@@ -28,6 +29,7 @@ class CoroutineResult(NamedTuple):
 
 
 Steps = Generator[Awaiting, CoroutineResult, T]
+"""A call as a generator. Its return value is the call's result."""
 
 
 class WrappedStopIteration(BaseException):
@@ -56,7 +58,11 @@ def await_here(awaiting: Awaiting, around: AbstractContextManager[object]) -> Co
 
 
 def run_steps(steps: Steps[T], around: AbstractContextManager[object] | None = None) -> T:
-    """Run all steps on this thread and return the result. Each coroutine runs inside the context manager `around`."""
+    """Run all steps on this thread and return the result.
+
+    Args:
+        around: The context manager inside which each coroutine runs.
+    """
     around = around or nullcontext()
     try:
         awaiting = next(steps)

@@ -18,6 +18,7 @@ MAX_PLACE = 1_000  # characters of a location
 MAX_FRAMES = 40  # per exception: half of them the outermost, half the innermost
 
 _ours = [str(Path(__file__).parents[1]) + "/"]
+# The code of asyncio and others between the server's frames and the toolpack's.
 _ON_THE_WAY = (
     str(Path(asyncio.__file__).parent) + "/",
     str(Path(concurrent.futures.__file__).parent) + "/",
@@ -30,7 +31,7 @@ _LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platst
 
 
 def leave_out(folder: Path) -> None:
-    """Hide the code in a folder from tracebacks, as the server's own. For packages that run functions, too."""
+    """Hide the code in a folder from tracebacks, like the server's own. Other packages that run functions call this."""
     _ours.append(f"{folder}/")
 
 
@@ -50,9 +51,10 @@ def traceback_text(error: BaseException) -> str | None:
 
 
 def raised_at(error: BaseException) -> str | None:
-    """Return where the toolpack's code raised an exception, as `file:line: function`; None if it didn't.
+    """Return where the toolpack's code raised an exception, as `file:line: function`.
 
-    This is the innermost frame outside of libraries, or the innermost frame of a library if there is no other.
+    This is the innermost frame of the toolpack's own code, or else of a library that it called. Return None if the
+    exception has only frames of the server.
     """
     own = library = None
     trace = error.__traceback__
