@@ -296,7 +296,7 @@ def test_a_batch_is_retried_as_a_whole_or_not_at_all(send):
     with pytest.raises(ReplyError, match="-32006"):
         replies[1].result()
     partly = send(Script(answers[:1]))
-    with pytest.raises(NoReplyError, match="get_session got no answer, though others of its batch did"):
+    with pytest.raises(NoReplyError, match="get_session got no answer, but other requests of its batch did"):
         partly[0].result()
     lost = Script(httpx.ReadTimeout("too long"))
     with pytest.raises(NoReplyError, match="A batch got no answer"):  # closing a session twice isn't idempotent

@@ -1,10 +1,10 @@
 """The Python client: `Client` for a server, `AgentClient` for an agent, their async forms, and the result types.
 
-It imports only the result types and errors from the server. No part of the server imports it.
+This package imports only result types and errors from the server. No part of the server imports this package.
 """
 
 try:
-    import httpx  # noqa: F401 - imported here, so that the error names the missing extra
+    import httpx  # noqa: F401 - imported first, so that the error names the extra to install
 except ImportError:
     raise ImportError("The Python client needs httpx: pip install 'toolpack-server[client]'.", name="httpx") from None
 

@@ -1,20 +1,21 @@
 """Batches: requests that are collected in a `with` block and sent together at its end.
 
-A batch has the methods of its client. Each returns a `Reply`, which has the result after the block.
+A batch has the methods of its client. Each method returns a `Reply`, from which the caller reads the result after the
+block.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from toolpack_server.base.errors import ClientError, NoReplyError
-from toolpack_server.client.exchange import checked, reply_error
+from toolpack_server.client.exchange import check_response, reply_error
 from toolpack_server.client.methods import AgentMethods, ClientMethods
 from toolpack_server.client.requests import Request
 
 T = TypeVar("T")
 
 BATCH_SIZE = 100
-"""Maximum number of requests in one JSON-RPC batch, as the server allows. A larger batch is sent in several."""
+"""Maximum number of requests in one JSON-RPC batch on a server. More requests are sent as several JSON-RPC batches."""
 
 Responses = list[Any]
 
@@ -41,18 +42,21 @@ class Reply(Generic[T]):
 
     def receive(self, response: Any) -> None:
         """Store the response. None means that only other requests of the batch were answered."""
-        valid = checked(response, self._request)
-        if valid is None:
-            self._error = NoReplyError(f"{self._request.method} got no answer, though others of its batch did.")
+        checked = check_response(response, self._request)
+        if checked is None:
+            self._error = NoReplyError(f"{self._request.method} got no answer, but other requests of its batch did.")
         else:
-            self._response = valid
-            self._error = reply_error(valid["error"]) if "error" in valid else None
+            self._response = checked
+            self._error = reply_error(checked["error"]) if "error" in checked else None
 
     def fail(self, error: ClientError) -> None:
+        """Store the error that `result` raises."""
         self._error = error
 
 
 class _Part:
+    """One JSON-RPC batch: some of the collected requests, and their replies."""
+
     def __init__(self, collected: Sequence[tuple[Request[Any], Reply[Any]]]) -> None:
         members = [request for request, _ in collected]
         repeatable = all(request.repeatable for request in members)
@@ -60,7 +64,7 @@ class _Part:
         self.replies = [reply for _, reply in collected]
 
     def receive(self, responses: Responses) -> None:
-        """Give each reply its response. Responses may come in any order."""
+        """Store each response in its reply. The id of a response is the number of its request, from 1."""
         answered = [each for each in responses if isinstance(each, dict) and isinstance(each.get("id"), int)]
         by_id = {response["id"]: response for response in answered}
         for number, reply in enumerate(self.replies, 1):
@@ -80,18 +84,20 @@ class Collection:
         return reply
 
     def _parts(self) -> list[_Part]:
+        """Remove the collected requests, and return them as JSON-RPC batches."""
         collected, self._collected = self._collected, []
         return [_Part(collected[start : start + BATCH_SIZE]) for start in range(0, len(collected), BATCH_SIZE)]
 
 
 def _fail(parts: list[_Part], error: ClientError) -> None:
+    """Store an error in all replies of these batches, which aren't sent any more."""
     for part in parts:
         for reply in part.replies:
             reply.fail(error)
 
 
 class BatchCollection(Collection):
-    """Sends its requests at the end of a `with` block. If the block raises, nothing is sent."""
+    """Collection that is sent at the end of a `with` block. If the block raises, nothing is sent."""
 
     def __init__(self, send: Callable[[Request[Responses]], Responses]) -> None:
         super().__init__()
@@ -111,7 +117,7 @@ class BatchCollection(Collection):
 
 
 class AsyncBatchCollection(Collection):
-    """The same for `async with`."""
+    """Collection that is sent at the end of an `async with` block. If the block raises, nothing is sent."""
 
     def __init__(self, send: Callable[[Request[Responses]], Coroutine[Any, Any, Responses]]) -> None:
         super().__init__()

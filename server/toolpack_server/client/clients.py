@@ -38,7 +38,7 @@ DEFAULT_TIMEOUT_SECONDS = 75.0  # a call may wait 30 s for its session and run f
 DEFAULT_RETRIES = RETRIES
 
 _CONNECT_SECONDS = 5.0
-_KEEP_ALIVE_SECONDS = 3.0  # less than the server's 5, which might close the connection just as a request is sent
+_KEEP_ALIVE_SECONDS = 3.0  # shorter than the server's 5 s, so that the server doesn't close a connection during a send
 
 
 class _HttpxArguments(TypedDict):
@@ -49,23 +49,26 @@ class _HttpxArguments(TypedDict):
 
 @cache
 def _tls(*, is_used: bool) -> ssl.SSLContext:
-    """Return the TLS context that all clients share. Reading the certificates takes longer than a hundred calls.
+    """Return a TLS context. All clients share it, because reading the certificates takes longer than a hundred calls.
 
-    Clients of http:// addresses don't need certificates; their context trusts no server.
+    Args:
+        is_used: False for a client of an http:// address, which needs no certificates. Its context trusts no server.
     """
     return httpx.create_ssl_context() if is_used else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _httpx_arguments(url: str) -> _HttpxArguments:
+    """Return the arguments of the httpx client for this URL."""
     return {
         "verify": _tls(is_used=not url.startswith("http://")),
-        # Compressed answers are refused: a few of their bytes can hold gigabytes.
+        # Ask for uncompressed answers, because a few compressed bytes can unpack to gigabytes.
         "headers": {"Content-Type": "application/json", "Accept-Encoding": "identity"},
         "limits": httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
     }
 
 
 def _timeout(seconds: float, request: Request[Any]) -> httpx.Timeout:
+    """Return the time limit for a request: `seconds`, plus the time that the request asks the server to wait."""
     return httpx.Timeout(seconds + request.wait_seconds, connect=min(_CONNECT_SECONDS, seconds))
 
 
@@ -81,12 +84,12 @@ def _agent_url(rpc_url: str, session: Session) -> str:
     path: Any = session.get("agent_path")
     if isinstance(path, str) and path.startswith("/") and path.isascii() and path.isprintable():
         with suppress(ValueError):
-            return _checked(rpc_url.removesuffix("/rpc") + path)
+            return _check_url(rpc_url.removesuffix("/rpc") + path)
     raise reply_error(no_json_rpc("The session's agent_path isn't a path: is this a Toolpack Server?")["error"])
 
 
-def _checked(url: str) -> str:
-    """Return the URL unchanged if it can be a server's. It may contain an agent's key, so errors don't show it.
+def _check_url(url: str) -> str:
+    """Return the URL unchanged if it can be a server's. The errors don't show it, because it may have an agent's key.
 
     Raises:
         ValueError: The URL is incomplete, or has a query or a fragment.
@@ -106,6 +109,7 @@ def _checked(url: str) -> str:
 
 
 def _check_limits(timeout_seconds: float, retries: int) -> None:
+    """Raise `ValueError` if a client's time limit or number of retries is invalid."""
     if not (isinstance(timeout_seconds, int | float) and 0 < timeout_seconds <= threading.TIMEOUT_MAX):
         raise ValueError(f"timeout_seconds must be a number of seconds above 0, not {timeout_seconds!r}")
     if not isinstance(retries, int) or retries < 0:
@@ -113,10 +117,10 @@ def _check_limits(timeout_seconds: float, retries: int) -> None:
 
 
 def _authorization(token: str | None) -> dict[str, str]:
-    """Return the header with a token. It is set per request, because agents may share the httpx client.
+    """Return the header with a token. Agents may share the httpx client, so the header is set for each request.
 
     Raises:
-        ValueError: The token has characters that no token has. The error doesn't show it.
+        ValueError: The token has characters that no token can have. The error doesn't show the token.
     """
     if token and not (isinstance(token, str) and re.fullmatch("[!-~]+", token)):
         raise ValueError("A token consists of visible ASCII characters: remove blanks and line ends.")
@@ -124,6 +128,12 @@ def _authorization(token: str | None) -> dict[str, str]:
 
 
 class _SyncClient:
+    """Base of the synchronous clients: sends requests to one URL.
+
+    Args:
+        shared: The httpx client and the outage log of another client, if this client uses that client's connections.
+    """
+
     def __init__(
         self,
         url: str,
@@ -134,9 +144,9 @@ class _SyncClient:
         shared: tuple[httpx.Client, Outage] | None = None,
     ) -> None:
         _check_limits(timeout_seconds, retries)
-        self._url = _checked(url)
+        self._url = _check_url(url)
         self._headers = _authorization(token)
-        self._shares = shared is not None
+        self._is_shared = shared is not None
         self._connections = shared or (httpx.Client(**_httpx_arguments(url), transport=transport), Outage())
         self._http, self._outage = self._connections
         self._seconds = timeout_seconds
@@ -152,16 +162,17 @@ class _SyncClient:
         """
         attempts = exchange(request, self._url, self._retries, self._outage)
         try:
-            pause = next(attempts)
+            delay = next(attempts)
             while True:
-                if pause:
-                    time.sleep(pause)
-                pause = attempts.send(self._post(request))
+                if delay:
+                    time.sleep(delay)
+                delay = attempts.send(self._post(request))
         except StopIteration as done:
             result: T = done.value
             return result
 
     def _post(self, request: Request[Any]) -> HttpAnswer | httpx.HTTPError:
+        """Post a request once. Return the answer, or the exception if there is no answer."""
         timeout = _timeout(self._seconds, request)
         seconds = timeout.read or 0
         arguments: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
@@ -175,9 +186,10 @@ class _SyncClient:
             return error
 
     def close(self) -> None:
+        """Call the functions in `before_close`, the last one first. Close the connections unless they are shared."""
         while self.before_close:
             self.before_close.pop()()
-        if not self._shares:
+        if not self._is_shared:
             self._http.close()
 
     def __enter__(self) -> Self:
@@ -188,6 +200,8 @@ class _SyncClient:
 
 
 class _AsyncClient:
+    """Base of the asynchronous clients; see `_SyncClient`."""
+
     def __init__(
         self,
         url: str,
@@ -198,22 +212,23 @@ class _AsyncClient:
         shared: tuple[httpx.AsyncClient, Outage] | None = None,
     ) -> None:
         _check_limits(timeout_seconds, retries)
-        self._url = _checked(url)
+        self._url = _check_url(url)
         self._headers = _authorization(token)
-        self._shares = shared is not None
+        self._is_shared = shared is not None
         self._connections = shared or (httpx.AsyncClient(**_httpx_arguments(url), transport=transport), Outage())
         self._http, self._outage = self._connections
         self._seconds = timeout_seconds
         self._retries = retries
 
     async def send(self, request: Request[T]) -> T:
+        """Send a request, retry it if needed, and return its result. Raises the errors of `Client.send`."""
         attempts = exchange(request, self._url, self._retries, self._outage)
         try:
-            pause = next(attempts)
+            delay = next(attempts)
             while True:
-                if pause:
-                    await asyncio.sleep(pause)
-                pause = attempts.send(await self._post(request))
+                if delay:
+                    await asyncio.sleep(delay)
+                delay = attempts.send(await self._post(request))
         except StopIteration as done:
             result: T = done.value
             return result
@@ -223,7 +238,7 @@ class _AsyncClient:
         seconds = timeout.read or 0
         arguments: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
         try:
-            # httpx limits each read, not the whole; a server may send the headers byte by byte.
+            # httpx limits the time of each read but not of the whole answer, which may come byte by byte.
             async with asyncio.timeout(seconds), self._http.stream("POST", self._url, **arguments) as response:
                 body = ReplyBody(response, seconds)
                 async for chunk in response.aiter_bytes():
@@ -235,7 +250,8 @@ class _AsyncClient:
             return error
 
     async def aclose(self) -> None:
-        if not self._shares:
+        """Close the connections, unless they belong to another client."""
+        if not self._is_shared:
             await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -279,8 +295,8 @@ class Client(_SyncClient, ClientMethods):
         """Return a batch, which collects requests in a `with` block and sends them together at its end.
 
         In the block, the batch's methods return replies: `with client.batch() as batch: reply = batch.get_session(id)`.
-        After it, `reply.result()` returns the result. The server handles the requests in order. If one fails, it still
-        handles the others.
+        After the block, `reply.result()` returns the result. The server handles the requests in order, and continues
+        after a request that fails.
         """
         return Batch(self.send)
 
@@ -298,27 +314,34 @@ class Client(_SyncClient, ClientMethods):
     ) -> SessionValues:
         """Estimate the value of each step of a rollout: create k forks at the step, finish, evaluate and close them.
 
-        The start is a step, and so is each change of the world. The difference of two steps is the value of the call
-        between them. Each reward is cached in the *ledger*, one more fork of the session that stays open. If you call
-        this again with the same `finish` and `labels`, only missing forks are created. Run one such program at a time.
+        The start of the session is a step, and so is each change of the world. The advantage of a call is the
+        difference between the values of the steps after and before it. Each reward is cached in a *ledger*: another
+        fork of the session, which stays open. If you call this method again with the same `finish` and `labels`, it
+        creates only the missing forks. Don't run two such programs on one session at the same time.
 
         Args:
             session_id: The rollout's session. It must have a task.
             k: Number of forks of each step. One is enough if `finish` and the world are deterministic.
-            finish: A function that plays a fork to its end; it gets the client of the fork's agent and the fork, and
-                runs in threads. Or `solution`: the agent makes the calls of the task's solution that aren't in the
-                session's history yet, and answers. Or `solution-by-function`: the same without calls that the history
-                has with other arguments. None: the forks end at once, so the value of a step is its reward. Of several
-                ways the best counts, in this order until one has the reward 1; then a value is never below the
-                rollout's own reward, and without a solution the task's other ways count. Default: all but a function.
-            steps: Versions of the session. Default: 0, and the versions before and after each call in the history
-                that changed something.
-            labels: Further labels of the forks. They always have `values` (the session's id), `step`, `member` and
-                `finish` (the function's name).
+            finish: How to finish a fork, in one of these ways or a list of them. Default: all ways except a function.
+
+                - A function plays the fork to its end. It gets the client of the fork's agent and the fork, and runs
+                  in a thread.
+                - `solution`: the agent makes the calls of the task's solution that the session's history lacks, and
+                  answers.
+                - `solution-by-function`: like `solution`, but without the calls that the history has with other
+                  arguments.
+                - None: the fork ends at once, so the value of the step is its present reward.
+
+                Of several ways, the best one counts. They are tried in order until one has the reward 1, and the
+                rollout's own reward counts, too. If the task has no solution, only the ways that need none are tried.
+            steps: The versions of the session to fork. Default: 0, and the versions before and after each call in the
+                history that changed something.
+            labels: Further labels of the forks. The forks always have the labels `values` (the session's id), `step`,
+                `member` and `finish` (the function's name).
             progress: Called with the value of each step when its forks have ended.
             concurrency: Maximum number of open forks.
-            keep: Whether the fork with the highest reward of each step stays open. Rewards that were cached without it
-                have no fork.
+            keep: Leave the fork with the highest reward of each step open. Rewards that an earlier run cached without
+                `keep` have no open fork.
 
         Raises:
             ValueError: An argument is wrong, or the session has no task.
@@ -364,7 +387,7 @@ class AsyncClient(_AsyncClient, ClientMethods):
         concurrency: int = CONCURRENCY,
         keep: bool = False,
     ) -> SessionValues:
-        """See `Client.values`. `finish` must be a coroutine function; any other raises `TypeError`."""
+        """See `Client.values`. A function for `finish` must be a coroutine function, or `TypeError` is raised."""
         options: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "keep": keep}
         return await Valuer(self, self.agent, finish=finish, concurrency=concurrency, **options).values(
             session_id, steps

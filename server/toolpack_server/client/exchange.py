@@ -1,11 +1,11 @@
 """Exchange of one request and its answer, without I/O: when to send again, and how to read the answer.
 
-All clients share this module; they differ only in how they post and wait. Any answer becomes a result of the promised
-form or a `ClientError`, within limits of time and size.
+All clients share this module, because they differ only in how they post and wait. Each answer becomes a result of the
+promised form or a `ClientError`. The time and the size of an answer are limited.
 
-A request is retried if the server certainly didn't handle it: it couldn't be reached, or answered 503 or -32006. If no
-answer came, only idempotent requests are retried: reads, and `run_function`, which always has a `call_id`. A batch is
-retried as a whole or not at all, so its calls run in order.
+A request is retried if the server certainly didn't handle it: the server couldn't be reached, or answered 503 or -32006
+(overloaded). If no answer came, only idempotent requests are retried: reads, and `run_function`, which always has a
+`call_id`. A batch is retried as a whole or not at all, so its calls run in order.
 """
 
 import json
@@ -23,23 +23,23 @@ from toolpack_server.client.requests import Request
 T = TypeVar("T")
 
 RETRIES = 13
-"""Default number of retries. With the delays between them they take 31 to 42 seconds, longer than most restarts."""
+"""Default number of retries. Their delays add up to 31 to 42 seconds, longer than most restarts of a server."""
 MAX_REPLY_BYTES = 2**28  # four times the largest answer of a server with default settings
 
 _FIRST_DELAY_SECONDS = 0.1
-_MAX_DOUBLINGS = 10  # of a delay: enough to reach the longest one
-_MAX_DELAY_SECONDS = 5.0  # also if the server asks for a longer one
-_QUIET_ATTEMPTS = 3  # then the log says that the server doesn't answer
-_MAX_TIMEOUTS = 3  # attempts of one request that may time out
+_MAX_DOUBLINGS = 10  # max doublings of a delay: enough to reach the longest delay
+_MAX_DELAY_SECONDS = 5.0  # also if the server asks for a longer delay
+_QUIET_ATTEMPTS = 3  # failed attempts before the outage is logged
+_MAX_TIMEOUTS = 3  # a request isn't retried after so many timeouts
 
 _OVERLOADED = -32006
 _UNAVAILABLE = 503
-_AWAY_STATUS = (502, 503, 504)  # a proxy sends 502 and 504
+_AWAY_STATUS = (502, 503, 504)  # the server doesn't answer; a proxy sends 502 and 504
 _NO_JSON_RPC = -32000
 _NO_JSON, _NO_REQUEST, _WRONG, _TOO_LARGE = -32700, -32600, -32602, -32007
 _BODY_TOO_LARGE = 413
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-_NEVER_BETTER = (httpx.LocalProtocolError, httpx.DecodingError)
+_PERMANENT = (httpx.LocalProtocolError, httpx.DecodingError)  # a retry would fail in the same way
 
 log = logging.getLogger("toolpack_server.client")
 
@@ -52,7 +52,8 @@ def backoff(attempt: int, first: float, longest: float) -> float:
 def is_unusable(error: Exception) -> bool:
     """Return whether the server refused a request because of its content, for example a model's arguments.
 
-    The content isn't JSON (a lone surrogate), is nested too deeply, is invalid, or is too large. The server is fine.
+    The content isn't JSON (for example, it has a lone surrogate), is nested too deeply, is invalid, or is too large. A
+    retry wouldn't help, but the server has no problem.
     """
     return isinstance(error, ReplyError) and (
         error.code in {_NO_JSON, _NO_REQUEST, _WRONG, _TOO_LARGE} or error.data.get("status") == _BODY_TOO_LARGE
@@ -82,6 +83,12 @@ class ReplyBody:
             self._refuse("it is compressed, although the client didn't accept that")
 
     def add(self, chunk: bytes) -> None:
+        """Add a chunk of the body.
+
+        Raises:
+            httpx.DecodingError: The body is too long.
+            httpx.ReadTimeout: The time limit has passed.
+        """
         self._chunks.append(chunk)
         self._bytes += len(chunk)
         if self._bytes > MAX_REPLY_BYTES:
@@ -97,7 +104,10 @@ class ReplyBody:
 
 
 class Outage:
-    """Logs once that a server doesn't answer, and once that it answers again. A client shares it with its agents."""
+    """Log of an outage: one message when the server doesn't answer, and one when it answers again.
+
+    A client and its agents share this object, so each message is logged once for all of them.
+    """
 
     def __init__(self) -> None:
         self._is_logged = False
@@ -118,10 +128,13 @@ class Outage:
 def exchange(
     request: Request[T], url: str, retries: int, outage: Outage
 ) -> Generator[float, HttpAnswer | httpx.HTTPError, T]:
-    """Yield the delay in seconds before each attempt, receive its answer or exception, and return the result.
+    """Yield the delay in seconds before each attempt, and return the result.
+
+    The caller waits, posts the request, and sends the answer or the exception to this generator.
 
     Args:
         url: The address of the server, for messages.
+        retries: Maximum number of attempts after the first.
 
     Raises:
         ReplyError: The server answered with an error, and no retry is left or useful.
@@ -144,9 +157,9 @@ def exchange(
             is_away = True
             error = _no_reply(request, url, answer)
             timeouts += isinstance(answer, httpx.ReadTimeout)
-            retry = isinstance(answer, _NEVER_SENT) or (request.repeatable and not isinstance(answer, _NEVER_BETTER))
+            retry = isinstance(answer, _NEVER_SENT) or (request.repeatable and not isinstance(answer, _PERMANENT))
         if not retry or attempt == retries or timeouts == _MAX_TIMEOUTS:
-            raise error from None  # the cause would print forty lines of httpx's above the message
+            raise error from None  # with the cause, a traceback has forty lines of httpx above the message
         if is_away and attempt >= _QUIET_ATTEMPTS:
             outage.begin(f"{_host(url)} doesn't answer.")
         delay = _delay(attempt, error)
@@ -154,11 +167,15 @@ def exchange(
 
 
 def reply_error(error: dict[str, Any]) -> ReplyError:
+    """Return the exception for the error of a checked response."""
     return ReplyError(error["code"], error["message"], error["data"])
 
 
-def checked(response: Any, request: Request[Any]) -> dict[str, Any] | None:
-    """Return a dictionary with the result or the error of a response, checked; None if it isn't a response."""
+def check_response(response: Any, request: Request[Any]) -> dict[str, Any] | None:
+    """Return a dictionary with the `result` or the `error` of a JSON-RPC response; None if it isn't a response.
+
+    If the result doesn't have the form that the method promises, return an error.
+    """
     if isinstance(response, dict):
         match response.get("error"):
             case {"code": int(code), "message": str(message), **more}:
@@ -175,25 +192,27 @@ def checked(response: Any, request: Request[Any]) -> dict[str, Any] | None:
 
 
 def no_json_rpc(message: str, **data: Any) -> dict[str, Any]:
+    """Return the error for an answer that another program than a Toolpack Server seems to have sent."""
     return {"error": {"code": _NO_JSON_RPC, "message": message, "data": data}}
 
 
 def _read(answer: HttpAnswer, request: Request[Any]) -> dict[str, Any]:
-    """Return the JSON-RPC response. A proxy may have answered with something else, which becomes an error."""
+    """Return the checked JSON-RPC response. Any other answer, for example a proxy's, becomes an error."""
     try:
         reply = json.loads(answer.content)
     except (ValueError, RecursionError):
         reply = None
     if request.members and isinstance(reply, list):
         return {"result": reply}
-    valid = checked(reply, request)
-    if valid is not None and not (request.members and "result" in valid):
-        return valid
+    response = check_response(reply, request)
+    if response is not None and not (request.members and "result" in response):
+        return response
     message = f"HTTP {answer.status} with a body that isn't JSON-RPC: is this a Toolpack Server?"
     return no_json_rpc(message, status=answer.status)
 
 
 def _no_reply(request: Request[Any], url: str, answer: httpx.HTTPError) -> NoReplyError:
+    """Return the exception for a request without an answer, with a hint at the cause."""
     question = "does it speak https, or http?" if "[SSL" in str(answer) else "is the server running?"
     return NoReplyError(
         f"{request.method} got no answer from {_host(url)} ({type(answer).__name__}: {answer}): {question}"

@@ -49,8 +49,8 @@ class Session(TypedDict):
     """A session. Its agent gets `agent_path`.
 
     `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
-    `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. The seed of the
-    session's random numbers, the start of its clock, and the seconds that each call adds to it. `participants` has the
+    `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. Random numbers come
+    from `seed`. The clock starts at `clock`, and each call adds `clock_step_seconds` to it. `participants` has the
     paths of each participant. It is omitted if the agent is the only one. `perturbations` are the rules for the
     session's agent. `events` are the session's event rules.
     """
@@ -138,8 +138,8 @@ class MessageRecord(TypedDict):
 class Replay(TypedDict):
     """The new session, the number of records that were run again in it, and the first difference, if any.
 
-    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks with
-    another version now than when the session was created.
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that had
+    another version when the session was created.
     """
 
     session: Session
@@ -258,9 +258,9 @@ class ClientMethods:
                 does nothing twice.
             task: A task, as toolpack/name. The session gets the task's toolpacks and options. `options` overrides
                 the task's options, and `toolpacks` adds further toolpacks.
-            seed: Seed of its functions' random numbers. With the same seed they draw the same again.
-            clock: Start time of the session as its functions see it, RFC 3339 with an offset.
-            clock_step_seconds: Seconds that each call adds to that clock; default: 1.
+            seed: Seed of the random numbers that functions draw. The same seed gives the same numbers.
+            clock: Time at which the session's clock starts for its functions, RFC 3339 with an offset.
+            clock_step_seconds: Seconds that each call adds to the clock; default: 1.
             participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged
                 with those of the task; the values given here win.
             perturbations: Rules that inject faults and texts into the agent's calls; default: none.
@@ -431,9 +431,9 @@ class ClientMethods:
             ttl_seconds: Time to live after the session's last call, in seconds.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
-            seed: Seed of its functions' random numbers. With the same seed they draw the same again.
-            clock: Start time of the session as its functions see it, RFC 3339 with an offset.
-            clock_step_seconds: Seconds that each call adds to that clock; default: 1.
+            seed: Seed of the random numbers that functions draw. The same seed gives the same numbers.
+            clock: Time at which the session's clock starts for its functions, RFC 3339 with an offset.
+            clock_step_seconds: Seconds that each call adds to the clock; default: 1.
             perturbations: Rules for the forks; default: the parent's rules. An object without rules removes them.
             without_events: Names of events that don't happen in the forks; default: all events happen.
             before: Fork the session as it was before its record of this index, instead of a version.
@@ -672,10 +672,11 @@ class ClientMethods:
 
         Args:
             bundle: The bundle from `export_bundle`, in base64.
-            mode: `replay` is for strangers' bundles: it uses only arguments and messages, and compares results.
-            labels: The labels of the session; default: those in the bundle.
+            mode: `exact` copies the session. `replay` is for a bundle from a stranger: it uses only the arguments
+                and messages, runs the calls again and compares the results.
+            labels: The labels of the new session; default: the labels in the bundle.
             ttl_seconds: Time to live after the session's last call, in seconds.
-            limit: Maximum number of records to run again, with `replay`.
+            limit: Maximum number of records to run again in the mode `replay`.
             call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
                 does nothing twice.
         """

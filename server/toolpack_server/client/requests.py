@@ -1,8 +1,8 @@
 """Requests, and the decorator that turns declared functions into methods of all clients.
 
-A method is declared once, as a function without a body. The decorator `requests` makes it work in every client. Type
-checkers see that `Client.create_session(...)` returns a `Session`, `AsyncClient.create_session(...)` a coroutine of
-a `Session`, and a batch's method a `Reply`.
+A method is declared once, as a function without a body. The decorator `requests` makes it a method of each client. Type
+checkers see that `Client.create_session(...)` returns a `Session`, `AsyncClient.create_session(...)` a coroutine that
+returns a `Session`, and the method of a batch a `Reply`.
 """
 
 import inspect
@@ -24,15 +24,15 @@ class Request(Generic[T]):
     """A request with a result of type `T`."""
 
     method: str
-    params: Mapping[str, Any]  # None isn't sent, so the server's default applies
-    repeatable: bool = True
-    members: "Sequence[Request[Any]]" = ()  # of a batch; it has no params, and its result is the list of responses
+    params: Mapping[str, Any]  # a parameter that is None isn't sent, so the server's default applies
+    repeatable: bool = True  # may be sent again without an answer to the first attempt
+    members: "Sequence[Request[Any]]" = ()  # the requests of a batch, which has no params; its result: the responses
     fits: Fits = anything  # checks the form of the result
 
     @property
     def wait_seconds(self) -> float:
         """Extra seconds to wait for the answer, because the request asks the server to wait."""
-        value = self.params.get("wait_seconds")  # the server refuses a wrong one
+        value = self.params.get("wait_seconds")  # an invalid value is ignored here, because the server refuses it
         own = value if isinstance(value, int | float) and value > 0 else 0
         return own + sum(member.wait_seconds for member in self.members)
 
@@ -46,6 +46,7 @@ class Request(Generic[T]):
         return (f"[{','.join(members)}]" if members else self._message(1)).encode()
 
     def _message(self, number: int) -> str:
+        """Return the JSON of one request, with this number as its id."""
         params = {name: value for name, value in self.params.items() if value is not None}
         message = {"jsonrpc": "2.0", "id": number, "method": self.method, "params": params}
         try:
@@ -56,24 +57,32 @@ class Request(Generic[T]):
             raise ValueError(f"{self.method}() has an argument that is nested too deeply for JSON") from None
 
 
-class Sends(Protocol):
+class Sender(Protocol):
+    """A synchronous client."""
+
     def send(self, request: Request[T]) -> T: ...
 
 
-class AsyncSends(Protocol):
+class AsyncSender(Protocol):
+    """An asynchronous client."""
+
     async def send(self, request: Request[T]) -> T: ...
 
 
 class PendingReply(Protocol[T_co]):
+    """The reply to one request of a batch."""
+
     def result(self) -> T_co: ...
 
 
-class Adds(Protocol):  # a batch
+class RequestCollector(Protocol):
+    """A batch."""
+
     def add(self, request: Request[T]) -> PendingReply[T]: ...
 
 
 class method(Generic[P, T]):  # noqa: N801 - a decorator
-    """A method of the server, in all clients and batches."""
+    """Descriptor for a method of the server. A client sends the request, and a batch collects it."""
 
     def __init__(self, name: str, declared: Callable[Concatenate[Any, P], T], *, repeatable: bool) -> None:
         self.signature = inspect.signature(declared)
@@ -83,7 +92,7 @@ class method(Generic[P, T]):  # noqa: N801 - a decorator
         self._functions: dict[type, Any] = {}  # by class of the client
 
     def request(self, *args: Any, **kwargs: Any) -> Request[T]:
-        """Return the request. If the method takes a `call_id` and none is given, a new one is added."""
+        """Return the request. If the method takes a `call_id` and the caller gives none, add a new one."""
         try:
             params = self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:
@@ -94,21 +103,22 @@ class method(Generic[P, T]):  # noqa: N801 - a decorator
         return Request(self._name, params, self._repeatable, fits=fits(self.signature.return_annotation))
 
     @overload
-    def __get__(self, client: Sends, owner: type) -> Callable[P, T]: ...
+    def __get__(self, client: Sender, owner: type) -> Callable[P, T]: ...
     @overload
-    def __get__(self, client: AsyncSends, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: AsyncSender, owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     @overload
-    def __get__(self, client: Adds, owner: type) -> Callable[P, PendingReply[T]]: ...
+    def __get__(self, client: RequestCollector, owner: type) -> Callable[P, PendingReply[T]]: ...
     @overload
     def __get__(self, client: None, owner: type) -> Callable[..., Any]: ...
 
-    def __get__(self, client: Sends | AsyncSends | Adds | None, owner: type) -> Any:
+    def __get__(self, client: Sender | AsyncSender | RequestCollector | None, owner: type) -> Any:
+        # Each class of client has its own function, because `help` shows its name and module.
         if owner not in self._functions:
             self._functions[owner] = self._function_of(owner)
         return self._functions[owner].__get__(client, owner)
 
     def _function_of(self, owner: type) -> Any:
-        """Return the method of one class, with the declared signature, as `help` shows it."""
+        """Return the method for one class of client. `help` shows the declared signature and docstring."""
         declared, request = self._declared, self.request
 
         def add(client: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:

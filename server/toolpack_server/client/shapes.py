@@ -1,7 +1,8 @@
 """Checks that a result has the form that its method promises.
 
-As docs/reference/stability.md says, a client ignores unknown members, kinds of records and words. If anything else is
-missing, or has another type, the client raises an error, so a program gets no `KeyError` far away from the cause.
+A client accepts unknown members, kinds of records and words in the place of a `Literal`, as docs/reference/stability.md
+says. If a member is missing or has another type, the client raises an error at once. Otherwise the program would get a
+`KeyError` far away from the cause.
 """
 
 from collections.abc import Callable
@@ -17,19 +18,19 @@ Fits = Callable[[Any], bool]
 @cache
 def fits(kind: Any) -> Fits:
     """Return a function that checks whether a JSON value has the form of a type."""
-    origin, within = get_origin(kind), get_args(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         return _object(kind)
     if origin is list:
-        item = fits(within[0])
+        item = fits(arguments[0])
         return lambda value: isinstance(value, list) and all(map(item, value))
     if origin is dict:
-        member = fits(within[1])
+        member = fits(arguments[1])
         return lambda value: isinstance(value, dict) and all(map(member, value.values()))
-    if origin is Literal:
-        return lambda value: isinstance(value, tuple(map(type, within)))
+    if origin is Literal:  # only the type counts, because a newer server may send further words
+        return lambda value: isinstance(value, tuple(map(type, arguments)))
     if origin in (Union, UnionType):
-        return _any_of([fits(each) for each in within])
+        return _any_of([fits(each) for each in arguments])
     if kind is float:
         return lambda value: isinstance(value, int | float)
     if kind in (str, int, bool, dict, NoneType):
@@ -47,17 +48,18 @@ def _any_of(kinds: list[Fits]) -> Fits:
 
 
 def _object(kind: Any) -> Fits:
+    """Return a function that checks whether a JSON value has the form of a `TypedDict`."""
     members = [(name, fits(each), name in kind.__required_keys__) for name, each in get_type_hints(kind).items()]
 
-    def has_them(value: Any) -> bool:
+    def has_members(value: Any) -> bool:
         if not isinstance(value, dict):
             return False
-        for name, right, required in members:
+        for name, is_valid, required in members:
             if name in value:
-                if not right(value[name]):
+                if not is_valid(value[name]):
                     return False
             elif required:
                 return False
         return True
 
-    return has_them
+    return has_members

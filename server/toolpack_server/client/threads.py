@@ -1,6 +1,7 @@
-"""Async clients over a synchronous one, which sends their requests in threads.
+"""Async clients that send their requests through a synchronous client, in threads.
 
-Code that sends several requests at once is written once, for async clients. `Client` runs it with these.
+The estimator of values sends several requests at once, so it is written for async clients. `Client.values` runs it with
+the clients of this module.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 
 class _InThreads:
+    """Async client that sends each request by a synchronous client, in a thread."""
+
     def __init__(self, client: Any) -> None:
         self.client = client
 
@@ -43,9 +46,15 @@ class _Agent(_InThreads, AgentMethods):
 def values_in_threads(
     client: Any, session_id: str, finish: Any, steps: Iterable[int] | None, *, concurrency: int, **options: Any
 ) -> SessionValues:
-    """Return the values of a rollout; see `Client.values`."""
+    """Return the values of a rollout; see `Client.values`.
+
+    Raises:
+        TypeError: `finish` is a coroutine function.
+        ValueError: An event loop runs in this thread, or an argument is wrong.
+    """
 
     async def compute() -> SessionValues:
+        # `asyncio.to_thread` uses this pool. It has a thread for each open fork, because a fork's function blocks.
         with ThreadPoolExecutor(concurrency) as pool:
             asyncio.get_running_loop().set_default_executor(pool)
             return await valuer.values(session_id, steps)
@@ -53,7 +62,7 @@ def values_in_threads(
     finishes = finishes_of(finish).values()
     if any(map(inspect.iscoroutinefunction, finishes)):
         raise TypeError("finish is a coroutine function: use AsyncClient.values, or pass a plain function")
-    with suppress(RuntimeError):  # no event loop runs in this thread
+    with suppress(RuntimeError):  # `get_running_loop` raises it if no event loop runs in this thread
         asyncio.get_running_loop()
         raise ValueError("an event loop runs in this thread: use AsyncClient.values")
     in_threads = _Client(client)
@@ -68,7 +77,7 @@ def values_in_threads(
 
 
 def _in_thread(finish: Any) -> Any:
-    """Return a coroutine function with the name of a function, which it calls in a thread."""
+    """Return a coroutine function that calls a function in a thread. It has the function's name, which is a label."""
 
     async def finish_in_thread(agent: _Agent, fork: Session) -> None:
         await asyncio.to_thread(finish, agent.client, fork)

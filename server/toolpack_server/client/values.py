@@ -1,9 +1,9 @@
-"""Values of a rollout's steps: the mean reward of forks that begin at a step and are played to their end.
+"""Estimator of the values of a rollout's steps: the mean reward of forks that begin at a step and are finished.
 
-Forks can be finished in several ways; then the best way counts. The reward of a finished fork is cached in the ledger
-of its way, a session of its own, and the fork is closed. So the number of open forks is bounded, and a program that
-died can continue: cached rewards count, and forks that are still open were cut off, so they are closed and created
-again.
+Forks can be finished in several ways, for example by the calls of the task's solution. The best way counts. When a fork
+is finished, its reward is cached in a *ledger* and the fork is closed, so the number of open forks is limited. Each way
+has one ledger, another fork of the rollout. A program that died can run again: the cached rewards count, and forks that
+the first run left open are closed and created again.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ Finish = Callable[[Any, Session], Any] | Literal["solution", "solution-by-functi
 """A way to finish a fork; see `Client.values`."""
 
 BEST: tuple[Finish, ...] = ("solution", "solution-by-function", None)
-"""Default ways to finish forks: every continuation that is known without a policy."""
+"""Default ways to finish forks: all ways that need no function of the caller."""
 
 FULL_REWARD = 1.0
-"""A step with this value isn't finished in a further way."""
+"""When one way of finishing a step has this value, no further way is tried."""
 
-_LABEL = "values"  # its value is the rollout's session_id
+_LABEL = "values"  # label of forks and ledgers; its value is the rollout's session_id
 _OWN_LABELS = {_LABEL, "finish", "step", "member"}
 _PAGE = 1000
 _OVERLOADED = -32006
 _NOT_FOUND = -32001
-_GROUPS = 8  # of forks that are created together and open at the same time
-_EVALUATED_TOGETHER = 8  # forks in one batch
+_GROUPS = 8  # groups of forks that are open at the same time; the forks of a group are created together
+_EVALUATED_TOGETHER = 8  # max forks that are evaluated in one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class StepValue:
         rewards: The rewards of the forks.
         invalid: Number of forks whose verdict isn't valid. They don't count.
         errors: Exceptions raised by `finish`. Their forks don't count either.
-        finish: The name of the way in which the forks were finished: of several the best one. `rollout` if the rollout
-            itself has a higher reward than all of them.
+        finish: The name of the best way in which the forks were finished. `rollout` if the rollout's own reward is
+            higher than the value of each way.
         calls: The calls that finished the forks; None if a function chose them.
         fork: With `keep`, the session_id of the fork with the highest reward, which stays open.
     """
@@ -109,7 +109,7 @@ class CallValue:
 
     @property
     def standard_error(self) -> float | None:
-        """The standard error of the advantage, or None if that of either value is unknown."""
+        """The standard error of the advantage, or None if the standard error of either value is unknown."""
         before, after = self.before.standard_error, self.after.standard_error
         return None if before is None or after is None else hypot(before, after)
 
@@ -121,8 +121,9 @@ class SessionValues:
     Attributes:
         session_id: The rollout's session.
         steps: The values of the steps, in order.
-        calls: The values of the calls whose steps are among them, in order, with those that failed or only read.
-        answer: The value of the answer: after it comes the rollout's reward. None without an answer or its step.
+        calls: The values of the calls between these steps, in order. Calls that failed or only read are included.
+        answer: The value of the answer. The value after it is the rollout's own reward. None if there is no answer, or
+            if `steps` lacks the step before it.
     """
 
     session_id: str
@@ -132,7 +133,7 @@ class SessionValues:
 
 
 class _Unsent(ClientMethods):
-    """Builds requests without sending them."""
+    """Client whose methods return their requests unsent."""
 
     def add(self, request: Request[T]) -> Request[T]:
         return request
@@ -176,13 +177,16 @@ class Valuer:
         for each in self.finishes.values():
             if callable(each):
                 check_async(finish=each)
-        if wrong := _OWN_LABELS & {*(labels or ())}:
-            raise ValueError(f"labels can't contain {min(wrong)!r}, which the forks already have: choose another name")
+        if reserved := _OWN_LABELS & {*(labels or ())}:
+            raise ValueError(
+                f"labels can't contain {min(reserved)!r}, which the forks already have: choose another name"
+            )
         self.client, self.agent, self.k, self.keep = client, agent, k, keep
         self.labels = {**(labels or {})}
         self.progress = progress or (lambda _value: None)
         self.slots = asyncio.Semaphore(concurrency)
-        self.slot_lock = asyncio.Lock()  # one group takes slots at a time, so it gets enough for all of its forks
+        # One group takes slots at a time. Otherwise two groups could each hold some slots and wait forever for more.
+        self.slot_lock = asyncio.Lock()
         self.group_size = max(concurrency // _GROUPS, 1)
 
     async def values(self, session_id: str, steps: Iterable[int] | None = None) -> SessionValues:
@@ -192,8 +196,8 @@ class Valuer:
             raise ValueError(f"session {session_id} has no task, so it has no reward: create the session with a task")
         path = [record async for record in self._pages("get_trace", session_id, key="path_index", path=True)]
         trace = [record async for record in self._pages("get_trace", session_id, key="index")]
-        own = [each for each in path if each["session_id"] == session_id]
-        spans = spans_of(own, trace)
+        own_path = [each for each in path if each["session_id"] == session_id]  # without records of ancestors
+        spans = spans_of(own_path, trace)
         possible = sorted({0, *(version for span in spans for version in (span.before, span.after))})
         chosen = possible if steps is None else sorted(set(steps))
         for version in chosen:
@@ -215,19 +219,27 @@ class Valuer:
         return SessionValues(session_id, [values[version] for version in chosen], call_values, answer)
 
     async def _usable(self, session: Session) -> dict[str, Finish]:
-        """Return the ways to finish forks. If there are several, omit those that need a solution that isn't there."""
+        """Return the ways to finish forks by name. If the task has no solution, omit the ways that need one.
+
+        A single way is never omitted.
+        """
         if len(self.finishes) == 1 or (await self.client.get_task(session["task"]))["has_solution"]:
             return self.finishes
         return {name: each for name, each in self.finishes.items() if not isinstance(each, str)}
 
     async def _end(self, session: Session) -> StepValue:
-        """Return the reward of the rollout itself, as a step."""
+        """Return the rollout's own reward as the value of a step."""
         verdict = await self.client.evaluate_session(session["session_id"], raise_on_error=False)
         reward = _reward(verdict)
         rewards = () if reward is None else (reward,)
         return StepValue(session["session_id"], verdict["version"], rewards, int(reward is None), finish="rollout")
 
     async def _pages(self, method: str, *args: Any, key: str, **more: Any) -> Any:
+        """Yield all results of a method that returns pages.
+
+        Args:
+            key: The member of a result after which the next page begins.
+        """
         page = await getattr(self.client, method)(*args, limit=_PAGE, **more)
         while page:
             for each in page:
@@ -239,38 +251,45 @@ class Valuer:
 
         Args:
             session_id: The rollout's session.
-            labels: The labels that the ledger and the forks share.
+            labels: The labels of the ledger. The forks have them, too, and the labels `step` and `member`.
         """
-        found, cut = "", []
+        ledger_id, forks = "", []
         async for each in self._pages("list_sessions", labels=labels, key="session_id"):
-            more = each["labels"].keys() - labels.keys()
-            if not more:
-                found = each["session_id"]
-            elif more == {"step", "member"}:
-                cut.append(each["session_id"])
-        if not found:
-            await self.close(cut)
+            extra_labels = each["labels"].keys() - labels.keys()
+            if not extra_labels:
+                ledger_id = each["session_id"]
+            elif extra_labels == {"step", "member"}:
+                forks.append(each["session_id"])
+        if not ledger_id:
+            await self.close(forks)
             ((created,),) = await self.send([_UNSENT.fork_session(session_id, version=0, labels=labels)])
             return _Ledger(created["session_id"], labels)
-        ledger = _Ledger(found, labels)
-        async for record in self._pages("get_trace", found, key="index"):
+        ledger = _Ledger(ledger_id, labels)
+        async for record in self._pages("get_trace", ledger_id, key="index"):
             if note := record.get("metadata", {}).get(_LABEL):
                 ledger.rewards[note["step"], note["member"]] = note["reward"]
                 if "fork" in note:
                     ledger.keep(note["step"], note["reward"], note["fork"])
         kept = {fork for _, fork in ledger.kept.values()}
-        await self.close([each for each in cut if each not in kept])
+        await self.close([fork for fork in forks if fork not in kept])
         return ledger
 
     async def close(self, sessions: Iterable[str]) -> None:
+        """Close sessions. Sessions that are closed already are ignored."""
         await self.send([closing(session_id) for session_id in sessions])
 
-    async def send(self, asked: Sequence[Any]) -> list[Any]:
-        """Send requests together. Then send those that the server refused for lack of room again, one by one."""
+    async def send(self, requests: Sequence[Any]) -> list[Any]:
+        """Send requests together, and return their results.
+
+        If the server was overloaded and refused some requests, send these again, one after the other.
+
+        Raises:
+            ClientError: A request failed for another reason.
+        """
         async with AsyncBatch(self.client.send) as batch:
-            replies = [batch.add(request) for request in asked]
+            replies = [batch.add(request) for request in requests]
         results: list[Any] = []
-        for request, reply in zip(asked, replies, strict=True):
+        for request, reply in zip(requests, replies, strict=True):
             try:
                 results.append(reply.result())
             except ReplyError as error:
@@ -289,7 +308,7 @@ class _Ledger:
         session_id: The session that has the rewards in its messages.
         labels: The labels that it shares with the forks.
         rewards: The rewards by step and member; None if the verdict was invalid.
-        kept: The best fork of each step that stays open, and its reward.
+        kept: The reward and the session_id of the best fork, which stays open, by step.
     """
 
     session_id: str
@@ -298,7 +317,7 @@ class _Ledger:
     kept: dict[int, tuple[float, str]] = field(default_factory=dict)
 
     def keep(self, version: int, reward: float | None, fork: str) -> str | None:
-        """Keep a fork if it is the best of its step. Return the fork that isn't kept, if any."""
+        """Keep a fork if it is the best of its step. Return the fork to close: this one, or the best one until now."""
         if reward is None:
             return fork
         best = self.kept.get(version)
@@ -315,7 +334,7 @@ class _Rollout:
         valuer: The estimator.
         session: The rollout's session.
         finishes: The ways to finish forks, by name.
-        end: The rollout's own reward.
+        end: The rollout's own reward, as the value of a step.
     """
 
     def __init__(self, valuer: Valuer, session: Session, finishes: Mapping[str, Finish], end: StepValue) -> None:
@@ -327,6 +346,7 @@ class _Rollout:
         self._tasks = asyncio.TaskGroup()
 
     async def values(self, versions: Iterable[int]) -> dict[int, StepValue]:
+        """Return the values of the steps at these versions. After an error, close the forks that are still open."""
         try:
             async with self._tasks as tasks:
                 steps = [tasks.create_task(self._step(version)) for version in versions]
@@ -340,17 +360,17 @@ class _Rollout:
     async def _step(self, version: int) -> StepValue:
         """Return the value of a step: the best of all ways to finish it, and of the rollout itself."""
         is_single = len(self._valuer.finishes) == 1
-        tried: list[StepValue] = []
+        values: list[StepValue] = []
         for name, finish in self._finishes.items():
             if name == "solution-by-function" and not is_single and not await self._has_similar(version):
-                continue  # it would make the calls of `solution`
-            tried.append(await self._finished(version, name, finish))
-            if _worth(tried[-1]) >= FULL_REWARD:
+                continue  # this way would make the same calls as `solution`
+            values.append(await self._finish_step(version, name, finish))
+            if _worth(values[-1]) >= FULL_REWARD:
                 break
-        value = max(tried, key=_worth)
+        value = max(values, key=_worth)
         if not is_single and _worth(self._end_value) > _worth(value):
             value = replace(self._end_value, version=version)
-        await self._discard([each.fork for each in tried if each.fork and each is not value])
+        await self._discard([each.fork for each in values if each.fork and each is not value])
         self._valuer.progress(value)
         return value
 
@@ -363,18 +383,20 @@ class _Rollout:
             await self._valuer.close(forks)
 
     async def _ledger(self, name: str) -> _Ledger:
+        """Return the ledger of the way with this name. All steps wait for one task that reads or creates it."""
         if name not in self._ledgers:
             labels = {**self._valuer.labels, "finish": name, _LABEL: self._id}
             self._ledgers[name] = self._tasks.create_task(self._valuer.ledger(self._id, labels))
         return await self._ledgers[name]
 
     async def _solution(self, version: int) -> Solution:
+        """Return the task's solution, with the calls that are missing at this version as `rest`."""
         if version not in self._solutions:
             self._solutions[version] = await self._valuer.client.get_solution(self._id, version=version)
         return self._solutions[version]
 
-    async def _finished(self, version: int, name: str, finish: Finish) -> StepValue:
-        """Create and play the missing forks of a step that are finished in one way, and return its value."""
+    async def _finish_step(self, version: int, name: str, finish: Finish) -> StepValue:
+        """Create the forks of a step that the ledger lacks, finish them in one way, and return the step's value."""
         ledger, size = await self._ledger(name), self._valuer.group_size
         calls = None if callable(finish) else await self._calls(version, finish)
         missing = [member for member in range(self._valuer.k) if (version, member) not in ledger.rewards]
@@ -394,7 +416,10 @@ class _Rollout:
         return tuple(call for call in rest if finish == "solution" or "similar" not in call)
 
     async def _play(self, ledger: _Ledger, version: int, finish: Finish, members: Sequence[int]) -> list[Exception]:
-        """Create forks and play them to their end. Forks that end at about the same time are evaluated together."""
+        """Create forks and play them to their end. Return the exceptions of forks that failed.
+
+        Forks that end at about the same time are evaluated together.
+        """
         slots, held = self._valuer.slots, 0
         running: dict[asyncio.Task[Exception | None], tuple[int, str]] = {}
         errors: list[Exception] = []
@@ -418,6 +443,7 @@ class _Rollout:
         return errors
 
     async def _fork(self, ledger: _Ledger, version: int, members: Sequence[int]) -> list[Session]:
+        """Create a fork of a step for each of these members."""
         requests = []
         for member in members:
             labels = {**ledger.labels, "step": str(version), "member": str(member)}
@@ -428,14 +454,14 @@ class _Rollout:
         return forks
 
     def _seeds(self, seed: str) -> Any:
-        """Return parameters that give a fork random numbers of its own, if the rollout's come from a seed."""
+        """Return parameters that give a fork its own random numbers and faults, if the rollout's come from a seed."""
         seeds: dict[str, Any] = {"seed": seed} if "seed" in self._session else {}
         if rules := self._session.get("perturbations", {}).get("rules"):
             seeds["perturbations"] = {"rules": rules, "seed": seed}
         return seeds
 
     async def _finish(self, fork: Session, version: int, finish: Finish) -> Exception | None:
-        """Play a fork to its end. Return the exception that this raised, if any."""
+        """Play a fork to its end. Return the exception if that fails."""
         try:
             if callable(finish):
                 async with self._valuer.agent(fork) as agent:
@@ -447,18 +473,23 @@ class _Rollout:
         return None
 
     async def _end(self, ledger: _Ledger, version: int, forks: Mapping[tuple[int, str], bool]) -> None:
-        """Evaluate the forks that were played to their end, cache their rewards, and close all but those to keep."""
+        """Evaluate forks, cache their rewards, and close all but those to keep.
+
+        Args:
+            forks: Whether a fork was played to its end, by member and session_id. Other forks aren't evaluated.
+        """
         played = [each for each, is_played in forks.items() if is_played]
         size = _EVALUATED_TOGETHER
         groups = [played[start : start + size] for start in range(0, len(played), size)]
         evaluating = [self._valuer.send([_evaluation(fork) for _, fork in group]) for group in groups]
         verdicts = [verdict for group in await asyncio.gather(*evaluating) for verdict in group]
-        entries, over = [], {fork for _, fork in forks}
+        entries, to_close = [], {fork for _, fork in forks}
         for (member, fork), verdict in zip(played, verdicts, strict=True):
             entries.append(self._entry(ledger, version, member, verdict, fork))
             if self._valuer.keep:
-                over = (over - {fork}) | {each for each in [ledger.keep(version, _reward(verdict), fork)] if each}
-        await self._valuer.send([*entries, *map(closing, over)])
+                rejected = ledger.keep(version, _reward(verdict), fork)
+                to_close = (to_close - {fork}) | ({rejected} if rejected else set())
+        await self._valuer.send([*entries, *map(closing, to_close)])
         self._open -= {fork for _, fork in forks}
         ledger.rewards |= {(version, member): _reward(each) for (member, _), each in zip(played, verdicts, strict=True)}
 
@@ -485,26 +516,30 @@ class _Rollout:
 
 
 def finishes_of(finish: Any) -> dict[str, Finish]:
-    """Return the ways to finish a fork, by name, from one or several of them.
+    """Return the ways to finish a fork, by name.
+
+    Args:
+        finish: One way, or a sequence of ways; see `Client.values`.
 
     Raises:
-        ValueError: One of them isn't a way to finish a fork, or two have the same name.
+        ValueError: There is no way, an item isn't a way to finish a fork, or two ways have the same name.
     """
-    given = list(finish) if isinstance(finish, Sequence) and not isinstance(finish, str) else [finish]
+    ways = list(finish) if isinstance(finish, Sequence) and not isinstance(finish, str) else [finish]
     names = []
-    for each in given:
+    for each in ways:
         if not (each is None or each in ("solution", "solution-by-function") or callable(each)):
             raise ValueError(
                 f"finish must be a function, 'solution', 'solution-by-function', None or a list of them, not {each!r}"
             )
         own = each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__)
         names.append("nothing" if each is None else own)
-    if not given or len({*names}) < len(names):
+    if not ways or len({*names}) < len(names):
         raise ValueError(f"finish must be one or several different ways, not {finish!r}")
-    return dict(zip(names, given, strict=True))
+    return dict(zip(names, ways, strict=True))
 
 
 def _worth(value: StepValue) -> float:
+    """Return the number by which values are compared. An unknown value is the lowest."""
     return -inf if value.mean is None else value.mean
 
 
@@ -513,7 +548,7 @@ def _reward(verdict: Verdict) -> float | None:
 
 
 class _Evaluation(Request[Verdict]):
-    """A request for a verdict. It makes its batch wait longer for the answer."""
+    """A request for a verdict. Its batch waits longer for the answer, because an evaluator may take long."""
 
     wait_seconds = 30.0
 
@@ -539,6 +574,6 @@ def check_async(**functions: Any) -> None:
 
 
 def closing(session_id: str) -> Any:
-    """Return a request that closes a session. It may be repeated, because its answer isn't used."""
+    """Return a request that closes a session. The request may be repeated, because its answer isn't used."""
     request: Any = _UNSENT.close_session(session_id)
     return replace(request, repeatable=True)

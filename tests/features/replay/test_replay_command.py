@@ -87,7 +87,7 @@ def test_terminal_output_is_a_sentence(world):
     assert on_a_terminal("replay", *FIXTURES, str(world.file)) == "2 records came out the same.\n"
     first, *_, last = on_a_terminal("replay", *map(str, world.changed), str(world.file), status=1).splitlines()
     assert first == "Record 0 comes out differently: its result was"
-    assert last.endswith(" stands after that call.")
+    assert last.endswith(" has the state after that call.")
     assert on_a_terminal("session", "bundle", "--url", world.url, world.session, status=2) == ""  # A bundle isn't text.
 
 

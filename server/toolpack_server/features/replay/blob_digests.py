@@ -1,6 +1,7 @@
-"""Digests of worlds, which a replay compares with the recorded ones.
+"""Digests of worlds, which a replay compares with the recorded digests.
 
-A world's digest is computed from the *entries* of its parts. They are cached by blob id, because a blob never changes.
+A world's digest is computed from the *entries* of its parts: lines with the digest of each field. The entries are
+cached by blob id, because a blob never changes.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from toolpack_server.sessions.part_bytes import PartBytes
 from toolpack_server.stores.base import SessionStore
 from toolpack_server.volumes.volume import is_piece
 
-MAX_PARTS = 10_000  # parts whose entries a worker caches
+MAX_PARTS = 10_000  # max parts with cached entries in a worker
 
 
 @dataclass(eq=False)
@@ -65,15 +66,17 @@ class StateDigests:
         self._cache.put(blob_id, (entries,))
 
     def digest(self, parts: Mapping[str, str], blobs: Mapping[str, bytes]) -> str | None:
-        """Return the digest of a world; None if it has none.
+        """Return the digest of a world, or None if a part has no entries (see `part_entries`).
 
         Args:
             parts: The blob id of each part.
-            blobs: Bytes of parts. It must have the blobs that aren't stored yet; other blobs are read from the store.
+            blobs: Bytes of parts, by blob id. Blobs that aren't here are read from the store.
         """
         keys, names = dict(parts), tuple(parts)
         chains = [stored_environment(names, toolpack) for toolpack in dict.fromkeys(map(toolpack_of, names))]
-        for stored in filter(None, chains):  # the environment depends on all pieces of its chain
+        # An environment in pieces is cached under its first part. Its key has the ids of all pieces, because its
+        # entries depend on all of them.
+        for stored in filter(None, chains):
             keys[stored.parts[0]] = " ".join(map(parts.__getitem__, stored.parts))
         cached = {part: self._cache.get(key) for part, key in keys.items()}
         entries = {part: entry[0] for part, entry in cached.items() if entry is not None}

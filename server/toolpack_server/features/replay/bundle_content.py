@@ -1,7 +1,7 @@
-"""Content of an exact bundle, checked line by line while it is read.
+"""Content of a bundle that is imported as an exact copy, checked line by line while it is read.
 
-The right keyed hash only proves who wrote the bundle. So versions, blobs and records are checked, too, and an
-inconsistent bundle isn't stored.
+A correct keyed hash proves who wrote the bundle, but not that its content is consistent. So its versions, blobs and
+records are checked before the session is stored.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from toolpack_server.volumes.volume import is_piece
 
 
 class BundleContent:
-    """The content of an exact bundle, for a session with a new id.
+    """The content of a bundle, converted for a session with a new id.
 
     Attributes:
         changes: For each version, the blob id of each part that it changes.
@@ -30,18 +30,24 @@ class BundleContent:
 
     Args:
         session_id: The new session's id.
-        keep: Called with the size in bytes of each blob and record that is added.
+        reserve: Reserves memory. Called with the size in bytes of each added blob and record.
+
+    Raises:
+        InvalidParamsError: A toolpack of the bundle isn't loaded, or a feature refuses its data.
+        ClassesChangedError: Other classes than the loaded ones wrote the bundle.
     """
 
-    def __init__(self, context: SessionContext, head: BundleHead, session_id: str, keep: Callable[[int], None]) -> None:
+    def __init__(
+        self, context: SessionContext, head: BundleHead, session_id: str, reserve: Callable[[int], None]
+    ) -> None:
         self.head = head
         self.changes: dict[int, dict[str, str]] = {}
         self.blobs: dict[str, bytes] = {}
         self.records: list[Record] = []
         self._context = context
         self._session_id = session_id
-        self._keep = keep
-        self._ids: dict[int, tuple[str, str]] = {}
+        self._reserve = reserve
+        self._blob_ids: dict[int, tuple[str, str]] = {}  # the part and the new blob id, by the number in the bundle
         self._call_ids: set[str] = set()
         self._progress = ProgressChecker(began_as_fork=head.fork) if head.all_feature_options() else None
         loaded, versions = context.catalog.fingerprints, context.catalog.versions(head.toolpacks)
@@ -52,12 +58,12 @@ class BundleContent:
                 wrote, here = (f" ({each[name]})" if name in each else "" for each in (head.versions, versions))
                 raise ClassesChangedError(
                     f"The bundle was written by other classes of the toolpack {name!r}{wrote} than the loaded "
-                    f"ones{here}: load the classes that wrote it, or import it with the mode `replay`."
+                    f"ones{here}: load those classes, or import the bundle with the mode `replay`."
                 )
         for hook in context.creation_hooks:
             hook.check_feature_options(head.feature_options, head.toolpacks)
-        self._named = context.addresses.named.of(head.feature_options)
-        self._names = {CLIENT, WORLD, *(self._named or (AGENT,))}
+        self._participants = context.addresses.named.of(head.feature_options)
+        self._names = {CLIENT, WORLD, *(self._participants or (AGENT,))}
 
     def add(self, line: Line) -> None:
         """Check and add a line.
@@ -76,29 +82,36 @@ class BundleContent:
             raise InvalidParamsError("The bundle has two heads.")
 
     def _add_blob(self, number: int, part: str, text: str) -> None:
-        if number in self._ids or toolpack_of(part) not in self.head.toolpacks:
+        if number in self._blob_ids or toolpack_of(part) not in self.head.toolpacks:
             raise InvalidParamsError(f"Blob {number} of the bundle occurs twice, or belongs to no toolpack.")
         try:
             payload = text.encode("latin-1")
         except UnicodeEncodeError:
             raise InvalidParamsError(f"Blob {number} of the bundle has characters that aren't bytes.") from None
         blob_id, blob = self._context.codec.seal(part, payload)
-        self._ids[number] = part, blob_id
+        self._blob_ids[number] = part, blob_id
         self.blobs[blob_id] = blob
-        self._keep(len(blob))
-        if is_piece(part):  # a piece can't be decoded alone
+        self._reserve(len(blob))
+        if is_piece(part):  # a piece can't be decoded without the pieces before it
             return
-        # Decode the blob, so that an unreadable one is refused now and not at a later call.
+        # Decode the blob, so that an unreadable blob is refused now and not at a later call.
         self._context.runner.run(ExportEnvironments(Snapshot({part: blob_id}, {part: blob})))
 
     def _add_version(self, version: int, parts: Mapping[str, int]) -> None:
         newest = max(self.changes, default=None)
+        # Versions may be missing only after version 0, because a store deletes old versions but keeps version 0.
         follows = version == 0 if newest is None else version == newest + 1 or (newest == 0 and version > 0)
-        if not follows or any(self._ids.get(number, ("",))[0] != part for part, number in parts.items()):
+        if not follows or any(self._blob_ids.get(number, ("",))[0] != part for part, number in parts.items()):
             raise InvalidParamsError(f"Version {version} of the bundle is out of order or lacks a blob.")
-        self.changes[version] = {part: self._ids[number][1] for part, number in parts.items()}
+        self.changes[version] = {part: self._blob_ids[number][1] for part, number in parts.items()}
 
     def _add_record(self, shown_line: dict[str, Any], private: dict[str, Any] | None) -> None:
+        """Check a record, and add it.
+
+        Args:
+            shown_line: The record as clients see it.
+            private: The members that clients don't see.
+        """
         record = record_of(shown_line, self._context.record_kinds)
         before = self.records[-1].version if self.records else 0
         follows = record.index == len(self.records) and record.version in (before, before + 1)
@@ -112,9 +125,10 @@ class BundleContent:
             raise InvalidParamsError(
                 f"Record {record.index} of the bundle is out of order, or its call_id is used twice."
             )
-        own = by == CLIENT or self._named is None or (record.call_id or "").startswith(f"{by}/")
-        known = by in self._names and shown_line.get("to") in {None, *self._names} - {CLIENT, WORLD}
-        if not known or not (own or record.call_id is None):
+        # The call_id of a named participant begins with its name, so that participants can't use each other's.
+        is_own_call_id = by == CLIENT or self._participants is None or (record.call_id or "").startswith(f"{by}/")
+        has_valid_names = by in self._names and shown_line.get("to") in {None, *self._names} - {CLIENT, WORLD}
+        if not has_valid_names or not (is_own_call_id or record.call_id is None):
             raise InvalidParamsError(
                 f"Record {record.index} of the bundle has a sender, recipient or call_id that isn't the session's."
             )
@@ -123,7 +137,7 @@ class BundleContent:
         if call_id is not None:
             self._call_ids.add(call_id)
         self.records.append(self._context.records.write(self._session_id, shown_line, private))
-        self._keep(len(self.records[-1].body))
+        self._reserve(len(self.records[-1].body))
 
     def check(self) -> None:
         """Check that the bundle is complete, after its last line.

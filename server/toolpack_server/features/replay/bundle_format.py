@@ -9,8 +9,9 @@ xz:
     {"version": [number, {part: …}]}  for each kept version, the blob numbers of the parts that it changed
     {"record": [{…}, {…}]}            a record as clients see it, and data that only a retry of its call_id needs
 
-A reader with the key checks the hash before it unpacks anything. A reader without the key uses only the JSON, and no
-blobs. For both, the size of a line and of all lines is limited, and memory is reserved before a line is unpacked.
+A reader with the key checks the hash before it unpacks anything. A reader without the key can't check who wrote the
+bundle, so it ignores the blobs. In both cases the size of each line and of all lines is limited, and memory is reserved
+before a line is unpacked.
 """
 
 import hmac
@@ -35,14 +36,14 @@ MAX_VERSION = 128  # characters of a distribution's version
 _START = FORMAT.encode() + b"\n"
 _ANY_START = re.compile(rb"(toolpack-bundle-\d+)\n")
 _HASH_DIGITS = 64
-_PRESET = 3  # of xz. Its dictionary, 4 MiB, covers some dozens of versions of a large environment
-XZ_MEMORY = 10 * 2**20  # enough for a dictionary of 8 MiB
-_PIECE = 2**16
+_PRESET = 3  # of xz. Its dictionary of 4 MiB covers dozens of versions of a large environment
+XZ_MEMORY = 10 * 2**20  # max memory of the decompressor in bytes: enough for a dictionary of 8 MiB
+_CHUNK = 2**16  # max bytes that are unpacked at a time
 _BLOB = b'{"blob":'
 
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 _JsonObject = dict[str, Any]
-_LIST = Strict(False)  # JSON has no tuples
+_LIST = Strict(False)  # accept a list where a tuple is declared, because JSON has no tuples
 
 
 class BundleHead(BaseModel):
@@ -80,7 +81,7 @@ class BundleHead(BaseModel):
         return self._versions
 
     def shown(self) -> _JsonObject:
-        """Return the head as JSON. `feature_options` is omitted if it is empty, for servers that don't know it."""
+        """Return the head as JSON. Empty `feature_options` are omitted: older servers refuse unknown members."""
         head = self.model_dump(exclude=None if self.feature_options else {"feature_options"})
         if self.versions:
             head["details"][VERSIONS] = self.versions
@@ -121,9 +122,9 @@ def pack(lines: Iterable[bytes], keyed: KeyedHash, max_bytes: int, max_raw_bytes
     size += len(packed[-1])
     if raw > max_raw_bytes or size > max_bytes:
         raise TooLargeError(
-            f"The bundle would have more than {max_bytes} bytes, or more than {max_raw_bytes} unpacked, and no server "
-            "with these limits takes it: export only the versions `ends`, or raise TOOLPACK_MAX_BODY_BYTES on both "
-            "servers."
+            f"The bundle would have more than {max_bytes} bytes, or more than {max_raw_bytes} unpacked, and a server "
+            "with these limits can't import it: export it with `versions` set to `ends`, or raise "
+            "TOOLPACK_MAX_BODY_BYTES on both servers."
         )
     compressed = b"".join(packed)
     return _START + keyed.of(compressed).encode() + b"\n" + compressed
@@ -165,13 +166,13 @@ def unpack(
     *,
     blobs: bool,
 ) -> Iterator[bytes]:
-    """Unpack a bundle piece by piece, and yield its lines.
+    """Unpack a bundle in small chunks, and yield its lines.
 
     Args:
         max_bytes: Maximum number of bytes of all lines.
         max_line_bytes: Maximum number of bytes of a line, except a blob's.
-        reserve: Called with the memory that a line needs while it is assembled. It may raise, which ends the unpacking.
-        blobs: Yield whole lines of blobs. If False, only the start of such a line is yielded.
+        reserve: Called with the memory that a line needs while it is assembled. An exception ends the unpacking.
+        blobs: Yield whole lines of blobs. If False, only the start of a blob's line is yielded.
 
     Raises:
         InvalidParamsError: The bundle can't be unpacked.
@@ -180,15 +181,15 @@ def unpack(
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
     size = 0
     line = bytearray()
-    piece: bytes | memoryview = compressed
+    chunk: bytes | memoryview = compressed
     while not decompressor.eof:
         try:
-            unpacked = decompressor.decompress(piece, _PIECE)
+            unpacked = decompressor.decompress(chunk, _CHUNK)
         except lzma.LZMAError as error:
             raise InvalidParamsError(f"The bundle is damaged and can't be unpacked: {error}.") from None
         if not unpacked and decompressor.needs_input and not decompressor.eof:
             raise InvalidParamsError("The bundle can't be unpacked: its end is missing.")
-        piece = b""
+        chunk = b""  # the decompressor holds the input that it hasn't used yet
         size += len(unpacked)
         if size > max_bytes:
             raise TooLargeError(f"The bundle has more than {max_bytes} bytes when unpacked; this server takes no more.")
@@ -207,6 +208,7 @@ def unpack(
 
 
 def _check_length(line: bytearray, max_bytes: int) -> None:
+    """Raise `TooLargeError` if a line that isn't a blob's is too long."""
     if len(line) > max_bytes and not is_blob(line):
         raise TooLargeError(
             f"A line of the bundle has more than {max_bytes} bytes, the limit of a request: raise "
@@ -215,6 +217,7 @@ def _check_length(line: bytearray, max_bytes: int) -> None:
 
 
 def is_blob(line: bytes | bytearray) -> bool:
+    """Return whether a line, or its start, is a blob's."""
     return line.startswith(_BLOB)
 
 
@@ -225,7 +228,7 @@ def read_line(line: bytes, read: Callable[[bytes], Any] = loads) -> Line:
         read: Parses the JSON.
 
     Raises:
-        InvalidParamsError: It isn't a valid line of a bundle.
+        InvalidParamsError: The text isn't a valid line of a bundle.
     """
     try:
         parsed = Line.model_validate(read(line))
@@ -255,7 +258,7 @@ class RecordLine(BaseModel):
 def record_of(shown: dict[str, Any], kinds: RecordKinds) -> RecordLine:
     """Check a record in the form that clients see, and return its common fields. The record isn't changed.
 
-    Of a record of an unknown kind, only the common fields are checked.
+    If the kind is unknown, only the common fields are checked.
 
     Raises:
         InvalidParamsError: The record lacks a field that is needed to show or to repeat it.
@@ -273,5 +276,6 @@ def record_of(shown: dict[str, Any], kinds: RecordKinds) -> RecordLine:
 
 
 def _location(error: ValidationError) -> str:
+    """Return the path of the first invalid member, for a message."""
     loc = error.errors(include_url=False, include_input=False)[0]["loc"]
     return ".".join(str(part)[:40] for part in loc[:4]) or "its start"

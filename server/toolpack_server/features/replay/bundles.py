@@ -1,7 +1,7 @@
-"""Export of a session as a bundle, and import of bundles, on this server or another.
+"""Export of a session as a bundle, and import of a bundle, on the same server or another.
 
-A bundle has no id, agent path, owner or key of the session. An import stores the whole session or nothing. The server
-seals the imported data with its own key.
+A bundle doesn't contain the session's id, agent path, owner or key. An import either stores the whole session or
+changes nothing. The server seals the imported data with its own key.
 """
 
 import base64
@@ -54,11 +54,11 @@ from toolpack_server.stores.base import Head, StoredSession
 
 UNPACKED_FACTOR = 16  # max size of an unpacked bundle, as a multiple of the max size of a request
 UNPACKED_SHARE = 2  # an unpacked bundle may use half of a request's memory; the rest is for the objects made from it
-ENVELOPE_BYTES = 1024  # of a request, besides the bundle in it
+ENVELOPE_BYTES = 1024  # size of the rest of a request that contains a bundle
 RECORDS_AT_ONCE = 64  # max records in one read from the store
 EXPORT_ATTEMPTS = 5
-COPIES = 2  # of a bundle in memory while it is read: base64 text and decoded bytes
-PAGE_BYTES = 2**20  # of a stranger's records that are unpacked before they are run
+COPIES = 2  # copies of a bundle in memory while it is read: base64 text and decoded bytes
+PAGE_BYTES = 2**20  # max bytes of records that are unpacked at a time from a stranger's bundle
 
 Read = Callable[[bytes], Any]
 """Parses the JSON text of a line."""
@@ -73,11 +73,14 @@ class ImportRequest(Parameters):
     bundle: str = Field(description="The bundle from `export_bundle`, in base64.")
     mode: Literal["exact", "replay"] = Field(
         "exact",
-        description="`replay` is for strangers' bundles: it uses only arguments and messages, and compares results.",
+        description="`exact` copies the session. `replay` is for a bundle from a stranger: it uses only the arguments "
+        "and messages, runs the calls again and compares the results.",
     )
-    labels: Labels | None = Field(None, description="The labels of the session; default: those in the bundle.")
+    labels: Labels | None = Field(None, description="The labels of the new session; default: the labels in the bundle.")
     ttl_seconds: TtlSeconds
-    limit: int = Field(1000, ge=1, le=100_000, description="Maximum number of records to run again, with `replay`.")
+    limit: int = Field(
+        1000, ge=1, le=100_000, description="Maximum number of records to run again in the mode `replay`."
+    )
     call_id: CallId
 
 
@@ -98,7 +101,7 @@ class Bundles:
         self._factory = factory
         self._keyed = KeyedHash(key, "bundle")
         body = context.settings.max_body_bytes
-        self._max_bytes = (body - ENVELOPE_BYTES) * 3 // 4  # requests have it in base64
+        self._max_bytes = (body - ENVELOPE_BYTES) * 3 // 4  # base64 has 4 characters for 3 bytes
         self._max_raw_bytes = min(UNPACKED_FACTOR * body, max_memory // UNPACKED_SHARE)
 
     # Writing
@@ -119,15 +122,16 @@ class Bundles:
             session, head = reader.find(session_id, owner)
             try:
                 return pack(self._lines(session, head, ends=ends), self._keyed, self._max_bytes, self._max_raw_bytes)
-            except VersionNotRetainedError:  # the current version: a call has created a newer one meanwhile
+            except VersionNotRetainedError:  # calls created newer versions meanwhile, and the store deleted this one
                 continue
             except MissingBlobError as error:  # the version was deleted meanwhile, so the next attempt omits it
-                if str(error) in missing:
+                if str(error) in missing:  # the blob is missing from the store, although its version is there
                     raise
                 missing.add(str(error))
         raise OverloadedError("The session changes faster than it can be exported: export it after its calls.")
 
     def _lines(self, session: StoredSession, head: Head, *, ends: bool) -> Iterator[bytes]:
+        """Yield the lines of a bundle: the head, each version after its new blobs, and the records."""
         yield dumps({"head": self._head(session, head).shown()})
         numbers: dict[tuple[str, str], int] = {}
         before: Mapping[str, str] = {}
@@ -149,7 +153,7 @@ class Bundles:
                 after = record.index
 
     def _raise_lost(self, session_id: str, head: Head) -> NoReturn:
-        """Raise the error that tells why records are missing."""
+        """Raise the error that explains why records are missing."""
         now = self._context.store.get(session_id)
         if now is None:
             raise SessionNotFoundError
@@ -160,8 +164,8 @@ class Bundles:
     def _versions(self, session: StoredSession, head: Head, *, ends: bool) -> list[tuple[int, Mapping[str, str]]]:
         """Return the versions for a bundle, in order, each with the blob id of each part.
 
-        The store deletes old versions in order. So versions are read from the newest to the oldest, up to the first
-        one that isn't kept any more. Version 0 is always kept.
+        The store deletes the oldest versions first, but never version 0. So versions are read from the newest to the
+        oldest, until a version isn't stored any more.
         """
         read = self._context.store.parts_at
         versions = [(head.version, read(session.id, head.version))]
@@ -202,6 +206,7 @@ class Bundles:
         )
 
     def _payload(self, part: str, blob_id: str) -> str:
+        """Return the bytes of a blob without its seal, each byte as one character."""
         blob = self._context.store.blobs([blob_id])[blob_id]
         return self._context.codec.unseal(part, blob_id, blob).decode("latin-1")
 
@@ -216,12 +221,12 @@ class Bundles:
         return self._context.identities.creation(owner, request.call_id, parameters)
 
     def restore(self, request: ImportRequest, owner: str, reservation: Reservation) -> Session:
-        """Store an exact copy of a bundle's session, with a new id. A retry with the same call_id stores no other.
+        """Store an exact copy of a bundle's session, with a new id. A retry with the same call_id returns that copy.
 
         Raises:
             StateDamagedError: The bundle's hash is wrong, or a blob can't be decoded.
-            InvalidParamsError: It isn't a valid bundle, or a toolpack isn't loaded.
-            ClassesChangedError: The bundle was written by other classes than the loaded ones.
+            InvalidParamsError: The bundle isn't valid, or a toolpack isn't loaded.
+            ClassesChangedError: Other classes than the loaded ones wrote the bundle.
             TooLargeError: The unpacked bundle is too large.
         """
         memory = _MemoryReservation(reservation, XZ_MEMORY + COPIES * len(request.bundle))
@@ -241,7 +246,7 @@ class Bundles:
             {**head.details, **({FORK: True} if head.fork else {})},
         )
         session = self._factory.identified(template, creation)
-        content = BundleContent(self._context, head, session.id, memory.keep)
+        content = BundleContent(self._context, head, session.id, memory.reserve_for_request)
         for line, _ in lines:
             content.add(line)
         content.check()
@@ -251,11 +256,11 @@ class Bundles:
         """Return the head and the records of a bundle. Blobs and versions aren't read.
 
         Raises:
-            InvalidParamsError: It isn't a valid bundle, or its session is a fork.
-            TooLargeError: The unpacked bundle is too large. The iterator of the records may raise this, too.
+            InvalidParamsError: The bundle isn't valid, or its session is a fork.
+            TooLargeError: The unpacked bundle is too large. The iterator of the records may raise this error, too.
         """
         memory = _MemoryReservation(reservation, XZ_MEMORY + PAGE_BYTES + COPIES * len(request.bundle))
-        lines = self._read(request.bundle, memory, None, self._read_strangers)
+        lines = self._read(request.bundle, memory, None, self._parse_untrusted)
         head = self._head_of(lines)
         if head.fork:
             raise InvalidParamsError(
@@ -270,7 +275,7 @@ class Bundles:
         """Yield the lines of a bundle, each with an estimate of its memory in bytes.
 
         Args:
-            keyed: Checks the hash. None: don't check it, and omit the blobs.
+            keyed: The keyed hash to check. None: don't check the hash, and omit the blobs.
             read: Parses the JSON of a line.
         """
         try:
@@ -287,6 +292,11 @@ class Bundles:
             yield read_line(text, read), size
 
     def _head_of(self, lines: Iterator[tuple[Line, int]]) -> BundleHead:
+        """Read the first line, and return the head in it.
+
+        Raises:
+            InvalidParamsError: The line isn't a head, or has data of a feature that this server lacks.
+        """
         line, _ = next(lines, (None, 0))
         if line is None or line.head is None:
             raise InvalidParamsError("The bundle doesn't begin with its head.")
@@ -299,8 +309,8 @@ class Bundles:
             )
         return line.head
 
-    def _read_strangers(self, text: bytes) -> Any:
-        """Parse JSON with the limits of a request."""
+    def _parse_untrusted(self, text: bytes) -> Any:
+        """Parse a line of a stranger's bundle, within the limits for the JSON of a request."""
         limits = self._context.settings
         if has_more_values(text, limits.max_json_values):
             raise InvalidParamsError(f"A line of the bundle has more than {limits.max_json_values} values.")
@@ -314,31 +324,36 @@ class _MemoryReservation:
     """Reservation of the memory for reading one bundle.
 
     Args:
-        needed_bytes: Bytes that are needed until the end.
+        needed: Bytes that stay reserved until the request is answered.
     """
 
-    def __init__(self, reservation: Reservation, needed_bytes: int) -> None:
+    def __init__(self, reservation: Reservation, needed: int) -> None:
         self._reservation = reservation
-        self._needed_bytes = needed_bytes
+        self._needed = needed
         self.reserve(0)
 
-    def keep(self, size: int) -> None:
-        """Reserve further bytes until the end."""
-        self._needed_bytes += size
+    def reserve_for_request(self, size: int) -> None:
+        """Reserve further bytes until the request is answered."""
+        self._needed += size
         self.reserve(0)
 
     def reserve(self, size: int) -> None:
-        """Reserve bytes for one line. The reservation only grows, so later lines of the same size are covered."""
-        needed, max_bytes = self._needed_bytes + size, self._reservation.in_flight.max_per_request
+        """Reserve bytes for one line. The reservation only grows, so it covers later lines of the same size.
+
+        Raises:
+            TooLargeError: The bundle needs more memory than a request may use.
+        """
+        needed, max_bytes = self._needed + size, self._reservation.in_flight.max_per_request
         if needed > max_bytes:
             raise TooLargeError(
-                f"Unpacking the bundle needs more than {max_bytes} bytes of memory, the limit of a request: export "
-                "only the versions `ends`."
+                f"Unpacking the bundle needs more than {max_bytes} bytes of memory, the limit of a request: export it "
+                "with `versions` set to `ends`."
             )
         self._reservation.grow_to(needed)
 
 
 def _shown(lines: Iterator[tuple[Line, int]], kinds: RecordKinds) -> Records:
+    """Yield the records in the lines of a bundle. Raise `InvalidParamsError` for one that can't be run again."""
     index = 0
     for line, size in lines:
         if line.record is None:

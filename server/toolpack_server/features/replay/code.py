@@ -1,11 +1,12 @@
 """Digests of the code that runs a session's calls: the server's, and each toolpack's.
 
-They are computed when the server starts, because that code stays loaded. The digest of a toolpack covers:
+The digests are computed when the server starts, because the loaded code stays the same if its files change later. The
+digest of a toolpack covers:
 
 - its module, or all files of its package;
-- the files and folders beside it whose names begin with `_`.
+- the files and folders with names like `_name` in the same folder.
 
-It doesn't cover other imported modules.
+The digest doesn't cover other imported modules.
 """
 
 import hashlib
@@ -75,11 +76,17 @@ def _server_digest() -> str:
 
 
 def _files(module: str, path: Path | None) -> Iterator[tuple[str, Path]]:
+    """Yield the name and path of each file that the digest of a toolpack covers.
+
+    Args:
+        module: The toolpack's module. It is searched only without a path.
+        path: The file or folder of a module in a folder of toolpacks.
+    """
     if path is not None:
         folder = path.parent
         yield from _inside(path, folder)
-        for beside in folder.glob("_*"):
-            yield from _inside(beside, folder)
+        for sibling in folder.glob("_*"):
+            yield from _inside(sibling, folder)
         return
     spec = find_spec(module.partition(".")[0])
     locations = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""][:1]
@@ -88,6 +95,7 @@ def _files(module: str, path: Path | None) -> Iterator[tuple[str, Path]]:
 
 
 def _inside(path: Path, folder: Path, pattern: str = "*") -> Iterator[tuple[str, Path]]:
+    """Yield a file, or the files in a folder, each after its name relative to `folder`."""
     for each in [path] if path.is_file() else path.rglob(pattern):
         if each.is_file() and "__pycache__" not in each.parts:
             yield each.relative_to(folder).as_posix(), each

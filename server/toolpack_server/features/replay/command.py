@@ -1,7 +1,7 @@
 """Commands `replay`, which runs a session again, and `session bundle`, which writes a session to a file.
 
-Both work on a running server or directly on its store. `replay` runs a bundle in memory or on a server with `--url`.
-Because the bundle may come from a stranger, it is replayed and never restored.
+Both work on a running server or directly on its store. `replay` runs a bundle in memory, or with `--url` on that
+server. The bundle may come from a stranger, so its calls are run again and its stored environments aren't used.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from toolpack_server.cli.session_commands import FORMS, show, whole_id
 from toolpack_server.features.replay.bundle_format import compressed_part, read_line, unpack
 
 LIMIT = 100_000
-MAX_BYTES = 2**28  # of a bundle: the max answer that `session bundle` accepts
+MAX_BYTES = 2**28  # max size of a bundle: the longest answer that `session bundle` accepts
 HEAD_BYTES = 2**26  # max size of an unpacked head: more than a request may have
-POLL_SECONDS = 0.3  # between two readings of a replay's progress
+POLL_SECONDS = 0.3  # delay between two readings of a replay's progress
 
 
 @click.command(epilog=FORMS)
@@ -104,19 +104,19 @@ async def _show_progress(send: Send, replay: Awaitable[Any], query: Mapping[str,
     """Wait for a replay, and show how many versions its session has.
 
     Args:
-        query: Parameters of `list_sessions` that select the replay's session as the newest.
+        query: Parameters of `list_sessions`. The newest session that they select is the replay's.
         versions: The number of versions at the end.
     """
     newest = {**query, "order": "-created", "limit": 1}
     before, version = [each["session_id"] for each in await send("list_sessions", newest)], 0
     request = asyncio.ensure_future(replay)
-    with progress("Replaying", versions) as go_on:
+    with progress("Replaying", versions) as advance:
         while not (await asyncio.wait([request], timeout=POLL_SECONDS))[0]:
             for session in await send("list_sessions", newest):
                 if session["session_id"] not in before:
-                    go_on(session["version"] - version)
+                    advance(session["version"] - version)
                     version = session["version"]
-        go_on(versions - version)
+        advance(versions - version)
     return await request
 
 
@@ -142,5 +142,5 @@ def _comparison(replayed: Any) -> str:
     texts = [printable(difference.get(name, "no error")) for name in ("recorded", "replayed")]
     return (
         f"Record {difference['index']} comes out differently: its {difference['what']} was\n  {texts[0]}\n"
-        f"and is now\n  {texts[1]}\nSession {replayed['session']['session_id']} stands after that call."
+        f"and is now\n  {texts[1]}\nSession {replayed['session']['session_id']} has the state after that call."
     )

@@ -1,6 +1,6 @@
-"""Methods that replay a session, and that export and import bundles.
+"""Methods `replay_session`, `export_bundle` and `import_bundle`.
 
-The content of a bundle from a stranger is checked like a request.
+A bundle may come from a stranger, so its content is checked like a request.
 """
 
 import base64
@@ -89,7 +89,7 @@ class ImportBundle(ImportRequest, Method, result=Session | Replay):
 
     def _creation(self, head: BundleHead, kind: type[SessionRequest]) -> SessionRequest:
         """Return the request that creates a session like the one in the bundle."""
-        # Take only the parameters that features add to the request. A bundle may not choose other parameters.
+        # A bundle may choose only the parameters that features add to the request.
         own = kind.model_fields.keys() - SessionRequest.model_fields.keys()
         params = {
             name: value for name, value in [*head.details.items(), *head.all_feature_options().items()] if name in own

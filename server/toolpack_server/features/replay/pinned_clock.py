@@ -1,11 +1,11 @@
-"""Pinned clock and random numbers of a call, so that its function does the same whenever it runs.
+"""Pinned clock and random numbers of a call, so that its function does the same each time it runs.
 
-time-machine pins the clock: it replaces the C functions behind `time` and `datetime`. So functions that were imported
-by name are pinned, too, and the types stay the real ones. Random numbers are drawn from BLAKE2b of the seed and the
-tick. No generator lives from one call to the next.
+The package time-machine pins the clock: it replaces the C functions behind `time` and `datetime`. So functions that
+were imported by name are pinned, too, and `datetime` stays the real class. Random numbers are derived from the seed and
+the tick with BLAKE2b. No random generator keeps its state from one call to the next.
 
 The whole process sees the pinned values, so it must run only one call at a time. After the call, time and random
-numbers are real again. docs/evaluate/replay.md lists the exceptions.
+numbers are real again. docs/evaluate/replay.md lists what isn't pinned.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from toolpack_server.features.replay.world_digest import Entries, part_entries, 
 from toolpack_server.snapshots.classes import ClassTable
 from toolpack_server.volumes.volume import VolumeContext
 
-READ_STEP_NS = 1000  # added to the pinned clock at each reading
+READ_STEP_NS = 1000  # nanoseconds that each reading adds to the pinned clock
 SECOND_NS = 10**9
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,11 +40,11 @@ _MULTICAST = 1 << 40  # marks the address of a machine as random (RFC 9562, sect
 
 @dataclass(frozen=True, slots=True)
 class PinnedClock(ExecutionPolicy):
-    """Execution policy that pins time and random numbers for one call. The parts that the call changes get digests.
+    """Execution policy that pins time and random numbers for one call. It also digests the parts that the call changes.
 
     Attributes:
         tick: The number of the call; 0 while an initial environment is built.
-        seed: Seed of the random numbers, together with the tick; None leaves them real.
+        seed: Seed of the random numbers, together with the tick; None leaves random numbers real.
         now_ns: Start of the call in nanoseconds since the epoch; None leaves time real.
     """
 
@@ -103,7 +103,7 @@ def start_ns(clock: datetime, step_seconds: float, tick: int) -> int:
 
 
 def load_time_machine() -> Any:
-    """Import time-machine. Keep it from importing pytest, which it does if pytest is installed."""
+    """Import time-machine. Keep it from importing pytest, which it would do if pytest is installed."""
     if "time_machine" in sys.modules:
         return sys.modules["time_machine"]
     without: dict[str, Any] = {} if "pytest" in sys.modules else {"pytest": None}
@@ -120,11 +120,11 @@ def load_time_machine() -> Any:
 def _pinned_time(now_ns: int) -> Iterator[None]:
     time_machine = load_time_machine()
     travel = time_machine.travel(_EPOCH, tick=False)
-    traveller = travel.start()
+    clock = travel.start()
     try:
-        # time-machine's own class stands still, or runs as fast as real time.
-        traveller.__class__ = _moving_class(time_machine.Traveller)
-        traveller.next_ns = now_ns
+        # time-machine's own clocks stand still or run in real time, so replace the class by a clock of ours.
+        clock.__class__ = _moving_class(time_machine.Traveller)
+        clock.next_ns = now_ns
         yield
     finally:
         travel.stop()
@@ -173,20 +173,25 @@ class _Stream:
         return int.from_bytes(self.take(_SEED_BYTES))
 
     def number_of(self, name: str) -> int:
-        """Return the number for a name. It doesn't depend on earlier numbers."""
+        """Return the number for a name. It doesn't depend on the bytes that were taken before."""
         return int.from_bytes(hashlib.blake2b(name.encode(), key=self._key, digest_size=_SEED_BYTES).digest())
 
 
 @contextmanager
 def _pinned_random(seed: str, tick: int) -> Iterator[None]:
+    """Replace the sources of random numbers in the process for a block.
+
+    The sources are the generator behind the functions of `random`, new generators, `os.urandom` and the machine's
+    address in UUIDs.
+    """
     stream = _Stream(seed, tick)
-    shared: random.Random = random._inst  # noqa: SLF001 - functions imported by name use it
+    shared: random.Random = random._inst  # noqa: SLF001 - functions of `random` that were imported by name use it
     seed_generator: Any = random.Random.seed
 
     def seeded(self: random.Random, a: Any = None, version: int = 2) -> None:
         seed_generator(self, stream.number() if a is None else a, version)
 
-    # Draw these first, in this order, so that they don't depend on the attributes of a Python version.
+    # Draw these two numbers before any others and in this order, so that they are the same in each Python version.
     shared_seed, node = stream.number(), int.from_bytes(stream.take(6)) | _MULTICAST
     replaced = [
         (os, "urandom", stream.take),

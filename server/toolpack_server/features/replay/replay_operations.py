@@ -1,8 +1,8 @@
 """Operations of a replay, one for each kind of record.
 
-They are the operations of the records' own methods, with all checks, and they remember the record that they created.
-A call that can't be run again gets a record, too, so that the later records keep their indexes. This server writes the
-error in that record; the original record's text isn't copied.
+Each is derived from the operation that created the original record, so all its checks apply. It also stores the new
+record, which the replay compares with the original. A call that can't be run again gets a record, too, so that the
+later records keep their indexes. The error in that record is this server's, not a copy of the original text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,15 @@ from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.resets import ResetOperation
 from toolpack_server.stores.base import Record
 
-_OWN = {"index", "kind", "version", "started_at", "duration_ms"}  # fields that a copied record sets anew
+_OWN = {"index", "kind", "version", "started_at", "duration_ms"}  # fields that aren't copied: the new record sets them
 
 
 class ReplayOperation(SessionOperation):
-    """An operation that remembers its record.
+    """An operation that stores its record.
 
     Attributes:
-        created: The record, which was created now or by an earlier copy of the same request. None if there is none.
+        created: The record that this operation created. If the request was repeated, the record that the first request
+            created. None until the operation has run.
     """
 
     created: Record | None = None
@@ -56,12 +57,13 @@ class ReplayCall(ReplayOperation, CallOperation):
     @override
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Outcome:
         outcome: Outcome = super().repeated(record, shown, private)
+        # The outcome of a repeated request lacks the nested results, which the replay compares.
         outcome.nested = [dumps(each["result"]) for each in shown.get("nested", ()) if each["error"] is None]
         return outcome
 
 
 class SkippedCall(ReplayCall):
-    """A call that doesn't run again, because its outcome depended on the machine. It gets a record of the same failure.
+    """A call that doesn't run again, because its outcome depended on the machine. Its record has the same failure.
 
     Args:
         request: The call. Its timeout is the duration of the original call.
@@ -76,7 +78,8 @@ class SkippedCall(ReplayCall):
 
     @override
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        if self.outcome is not None or not self.plan.toolpack:  # the call fails for another reason
+        # A call that fails before its function starts, for example because the function is unknown, can run again.
+        if self.outcome is not None or not self.plan.toolpack:
             return (yield from super().changing(state, start_clock))
         outcome = timed_out(self.plan) if self._failure is Failure.DEADLINE else self._lost()
         return self._effect(outcome, self.plan.timeout_seconds)
@@ -90,7 +93,7 @@ class SkippedCall(ReplayCall):
 
 
 class ReplayCancelledCall(ReplayCall, CancelCallOperation):
-    """A call that its client cancelled, so it doesn't run again either."""
+    """A call that its client cancelled. It doesn't run again; its record is that of a cancelled call."""
 
 
 class CopyOperation(SessionOperation):

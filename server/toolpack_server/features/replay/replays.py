@@ -1,10 +1,11 @@
 """Replay: runs the records of a session again, in order, in a new session, up to the first difference.
 
-The new session and its calls are ordinary ones: they use the loaded code, and have their own deadlines and all limits.
-The replayed session doesn't change.
+The new session is an ordinary session: its calls use the loaded code, and all deadlines and limits apply. The replayed
+session doesn't change.
 
-If the request has a call_id, the replay can be repeated: each record gets a call_id with its number. When the request
-is sent again, the replay continues after the last record, runs no call twice, and finds the same difference.
+If the request has a call_id, the replay can be repeated, because each new record gets a call_id with its number. When
+the request is sent again, the replay continues after the last record, runs no call twice, and finds the same
+difference.
 """
 
 import asyncio
@@ -70,7 +71,7 @@ _EVENT_MEMBERS = (
     "by",
     "to",
 )
-_NOT_RUN = {Failure.DEADLINE, Failure.CRASHED, Failure.CANCELLED}  # calls that ended so aren't run again
+_NOT_RUN = {Failure.DEADLINE, Failure.CRASHED, Failure.CANCELLED}  # calls with these failures aren't run again
 _CUT_ARGUMENTS = (
     "The arguments of this call were cut from the trace, so it can't be run again: raise TOOLPACK_MAX_RESULT_BYTES "
     "before recording a session."
@@ -131,7 +132,8 @@ class Replays:
         self._context.runtime(Recipe.of(session).toolpacks)
         count = head.index + 1
         new = await self._start_session(session, labels, creation, {REPLAYS: count} if creation else {})
-        if creation is not None:  # the session may have more records now than when the request was first sent
+        # The session may have more records now than when the request was first sent, so use the stored count.
+        if creation is not None:
             stored, _ = await self._sessions.read(lambda reader: reader.find(new["session_id"], session.owner))
             count = details_of(stored)[REPLAYS]
         async with (
@@ -145,7 +147,7 @@ class Replays:
 
     @contextlib.asynccontextmanager
     async def _keep_alive(self, session: StoredSession) -> AsyncIterator[None]:
-        """Keep a session from expiring during a block."""
+        """Keep a session from expiring during a block, by reading it: each read renews its TTL."""
 
         async def renew() -> None:
             while True:
@@ -168,7 +170,11 @@ class Replays:
     ) -> Session:
         """Create a session with another session's first environments, and with these details.
 
-        It is a fork of version 0, if the loaded classes can read that. Otherwise the environments are built again.
+        The new session is a fork of version 0 if the loaded classes can read that version. Otherwise its environments
+        are built again.
+
+        Raises:
+            ClassesChangedError: The environments of a fork would have to be built again, which isn't possible.
         """
         if await self._sessions.read(lambda _: self._has_loaded_classes(session)):
             params: dict[str, Any] = {"session_id": session.id, "version": 0, "labels": labels}
@@ -177,8 +183,8 @@ class Replays:
             return new
         if began_as_fork(session):
             raise ClassesChangedError(
-                "The session is a fork, and its first environment was written by classes that aren't loaded. So it "
-                "can't be built again: load these classes."
+                "The session is a fork, and its first environment was written by classes that aren't loaded. A fork's "
+                "environment can't be built again: load these classes."
             )
         recipe = Recipe.of(session)
         options, environment = recipe.given()
@@ -208,6 +214,7 @@ class Replays:
         return True
 
     async def _records(self, session_id: str, count: int) -> Records:
+        """Yield the first `count` records of a session. They are read from the store in pages."""
         after = -1
 
         def page() -> list[Mapping[str, Any]]:
@@ -250,10 +257,10 @@ class Replays:
         """
         session_id = new["session_id"]
         replayer = _Replayer(self._context, self._sessions, session_id, owner, repeatable=repeatable)
-        others = other_writers(self._context, details)
-        if others:
+        changed_kinds = other_writers(self._context, details)
+        if changed_kinds:
             parts = await self._sessions.read(lambda _: self._context.store.parts_at(session_id, 0))
-            replayer.compares_states = not has_kind(parts, others)
+            replayer.compares_states = not has_kind(parts, changed_kinds)
         difference, complete = None, True
         try:
             async for record in records:
@@ -312,16 +319,18 @@ class _Replayer:
         self._repeatable = repeatable
         self.done = 0
         self.version = 0
-        # The new session's version for each recorded version. They differ if an edited function changes more or less.
+        # The new session's version for each recorded version. They differ if an edited function changes the world in a
+        # call where the original didn't, or the reverse.
         self._versions = {0: 0}
-        self._events: list[Mapping[str, Any]] = []  # records of the world itself that haven't been compared yet
+        self._events: list[Mapping[str, Any]] = []  # recorded events of the world that haven't been compared yet
 
     async def run(self, record: Mapping[str, Any]) -> Difference | None:
         """Run a record again, and return the difference, if any."""
         kind = self._context.record_kinds[record["kind"]]
         call_id = f"replay-{self.done}" if self._repeatable else None
         self.done += 1
-        if "event" in record:  # the next call makes the world move again
+        # An event isn't run by itself: it happens in the new session when the next call, or `end`, advances the time.
+        if "event" in record:
             self._events.append(record)
             return None
         back_to, difference = kind.goes_back_to(record), None
@@ -338,12 +347,12 @@ class _Replayer:
             await self._sessions.run(repeat(*self._session, record, call_id))
         version = self.version
         difference = await self._compare_events(record) or difference
-        self.version = max(version, self.version)
+        self.version = max(version, self.version)  # `_compare_events` set the version of the last event
         self._versions.setdefault(record["version"], version)
         return difference
 
     async def end(self) -> Difference | None:
-        """Let everything happen that the world did after the last call. Return the first difference, if any."""
+        """Advance the time to the last recorded event, and compare the events. Return the first difference, if any."""
         if not self._events:
             return None
         context, session_id, owner = self._session
@@ -352,28 +361,28 @@ class _Replayer:
         return await self._compare_events()
 
     async def _compare_events(self, record: Mapping[str, Any] | None = None) -> Difference | None:
-        """Compare the records of the world itself with the new ones of the same indexes.
+        """Compare the recorded events with the new session's records of the same indexes.
 
         Args:
-            record: The record that follows them. A new event in its place is a difference, too.
+            record: The record after the events. An event in its place in the new session is a difference, too.
         """
         events, self._events = self._events, []
-        wanted = [*events, record] if record is not None and (events or "at" in record) else events
-        if not wanted:
+        expected = [*events, record] if record is not None and (events or "at" in record) else events
+        if not expected:
             return None
         context, session_id, _ = self._session
 
         def read() -> list[Mapping[str, Any]]:
-            first, count = wanted[0]["index"], len(wanted)
+            first, count = expected[0]["index"], len(expected)
             records = context.store.records(session_id, first - 1, count)
             return [loads(context.records.read(session_id, each)[0]) for each in records]
 
         new = await self._sessions.read(lambda _: read())
-        for index, recorded in enumerate(wanted):
+        for index, recorded in enumerate(expected):
             replayed = new[index] if index < len(new) else {}
-            pair = [_event_text(each, states=self.compares_states) for each in (recorded, replayed)]
-            if pair[0] != pair[1]:
-                return _difference(recorded, "event", *pair)
+            texts = [_event_text(each, states=self.compares_states) for each in (recorded, replayed)]
+            if texts[0] != texts[1]:
+                return _difference(recorded, "event", *texts)
             if replayed:
                 self.version = replayed["version"]
                 self._versions.setdefault(recorded["version"], self.version)
@@ -382,9 +391,9 @@ class _Replayer:
     async def _call(self, record: Mapping[str, Any], call_id: str | None) -> Difference | None:
         """Run a call again, and compare the caller's answer, the function's own result, and the world.
 
-        The answer and the function's own result differ if a perturbation changed the answer.
+        The answer differs from the function's own result if a perturbation changed the answer.
         """
-        call = self._context.record_kinds[record["kind"]].heard(record)  # as its caller saw it
+        call = self._context.record_kinds[record["kind"]].heard(record)  # the call as its caller saw it
         kwargs = call["kwargs"]
         if _is_cut(kwargs):
             return _difference(record, "error", record["error"], _CUT_ARGUMENTS)
@@ -399,7 +408,7 @@ class _Replayer:
     async def _skip_call(self, record: Mapping[str, Any], request: CallRequest) -> Difference | None:
         """Commit the record of a call that isn't run again."""
         failure = Failure(record["failure"])
-        seconds = record["duration_ms"] / 1000  # of a call that missed its deadline, this is its timeout
+        seconds = record["duration_ms"] / 1000  # if the call missed its deadline, its duration was its timeout
         operation = (
             ReplayCancelledCall(*self._session, request)
             if failure is Failure.CANCELLED
@@ -412,11 +421,12 @@ class _Replayer:
         return states
 
     def _compare(self, record: Mapping[str, Any], outcome: Outcome) -> Difference | None:
+        """Compare the answer that the caller saw: the error, the result, and the results of nested calls."""
         text = outcome.failure.text if outcome.failure else None
         error = text and cut_error(text, self._context.settings.max_record_bytes)
         if error != record["error"]:
             return _difference(record, "error", record["error"], text)
-        result = b'""' if outcome.result is None else outcome.result
+        result = b'""' if outcome.result is None else outcome.result  # the record of a failed call has the result ""
         if not _is_result(record["result"], result):
             return _difference(record, "result", dumps(record["result"]).decode(), result.decode())
         nested = [each["result"] for each in record.get("nested", ()) if each["error"] is None]
@@ -432,9 +442,10 @@ class _Replayer:
         if "perturbed" in record or b'"perturbed":' in body:
             replayed = loads(body)
             for what in ("error", "result"):
-                pair = (record[what], replayed.get(what))
-                if dumps(pair[0], sort_keys=True) != dumps(pair[1], sort_keys=True):
-                    return _difference(record, what, *(None if each is None else dumps(each).decode() for each in pair))
+                values = (record[what], replayed.get(what))
+                if dumps(values[0], sort_keys=True) != dumps(values[1], sort_keys=True):
+                    texts = (None if value is None else dumps(value).decode() for value in values)
+                    return _difference(record, what, *texts)
         return None
 
     async def _reset(self, record: Mapping[str, Any], to_version: int, call_id: str | None) -> Difference | None:
@@ -448,7 +459,7 @@ class _Replayer:
         return self._compare_states(record, operation)
 
     def _compare_states(self, record: Mapping[str, Any], operation: ReplayOperation) -> Difference | None:
-        """Update `version` after an operation, and compare the recorded digest of the environments with the new one."""
+        """Update `version` after an operation, and compare the digests of the environments."""
         created = operation.created
         if created is not None:
             self.version = created.version
@@ -460,7 +471,7 @@ class _Replayer:
 
 
 def _event_text(record: Mapping[str, Any], *, states: bool) -> str | None:
-    """Return what a replay compares of an event; None for the record of a call or of something else."""
+    """Return the members of an event that a replay compares, as JSON. Return None if the record isn't an event."""
     if "event" not in record:
         return None
     compared = (*_EVENT_MEMBERS, "state") if states else _EVENT_MEMBERS
@@ -468,7 +479,7 @@ def _event_text(record: Mapping[str, Any], *, states: bool) -> str | None:
 
 
 def _is_result(recorded: Any, result: bytes) -> bool:
-    """Return whether a recorded result is this result, whole or cut."""
+    """Return whether a recorded result equals this result, or equals its cut form in the trace."""
     text = dumps(recorded, sort_keys=True)
     return text == dumps(loads(result), sort_keys=True) or text == dumps(cut(result), sort_keys=True)
 

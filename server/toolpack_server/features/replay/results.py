@@ -2,13 +2,13 @@
 
 from typing import Literal, NotRequired
 
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+from typing_extensions import TypedDict  # pydantic can't use `typing.TypedDict` before Python 3.12
 
 from toolpack_server.protocol.results import Session
 
 
 class SessionSeeds(TypedDict):
-    """The seed of the session's random numbers, the start of its clock, and the seconds that each call adds to it."""
+    """Random numbers come from `seed`. The clock starts at `clock`, and each call adds `clock_step_seconds` to it."""
 
     seed: NotRequired[str]
     clock: NotRequired[str]
@@ -18,8 +18,9 @@ class SessionSeeds(TypedDict):
 class Difference(TypedDict):
     """A difference between a record and its replay.
 
-    `index` is the record's index, and `what` the part that differs. `recorded` and `replayed` are its two values as
-    text, cut at 2,000 characters. A missing value means none, for example no error.
+    `index` is the record's index, and `what` names the value that differs. `recorded` and `replayed` are that value in
+    the record and in the replay, as text, cut at 2,000 characters. A missing member means no value, for example no
+    error.
     """
 
     index: int
@@ -29,7 +30,7 @@ class Difference(TypedDict):
 
 
 class Versions(TypedDict):
-    """The version of a toolpack when a session was created, and its loaded version, if it has one."""
+    """The version of a toolpack when a session was created (`recorded`), and its loaded version (`replayed`)."""
 
     recorded: str
     replayed: NotRequired[str]
@@ -38,8 +39,8 @@ class Versions(TypedDict):
 class Replay(TypedDict):
     """The new session, the number of records that were run again in it, and the first difference, if any.
 
-    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks with
-    another version now than when the session was created.
+    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that had
+    another version when the session was created.
     """
 
     session: Session

@@ -1,7 +1,8 @@
-"""Hooks of seeded sessions.
+"""Hooks of seeded sessions: sessions with a fixed clock or fixed random numbers.
 
-For each call, `SeedHook` pins the clock and random numbers, and adds the digest of the world after the call to its
-record. The environments are decoded from their bytes before each call. The code of calls doesn't know of seeds.
+For each call, `SeedHook` pins the clock and random numbers, and adds the digest of the world after the call to the
+call's record. `SeedCreationHook` stores the seed and the clock in new sessions. The rest of the server doesn't know
+about seeds.
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,9 @@ class SeedHook(OperationHook):
         seeds = Seeds.of(state.session)
         seeds.check(self._settings)
         operation.plan.policy = seeds.pin(state.index + 2)
-        operation.plan.compares = False  # only some calls are compared, and a repeated call must do the same
+        # The check of read-only functions runs for some calls only. A replayed call must do the same work as the
+        # original, so the check is off.
+        operation.plan.compares = False
 
         def digest() -> str | None:
             start_clock(self._settings.timeout_seconds)
@@ -55,6 +58,10 @@ class SeedHook(OperationHook):
         state.remembered(self, digest)
 
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
+        """Add the digest of the world after a call or a reset to its record.
+
+        The digest is stored as the memo for the next operation. If no part changed, the old digest is still correct.
+        """
         is_reset = isinstance(operation, ResetOperation)
         if change.parts or is_reset:
             if isinstance(operation, CallOperation):
@@ -92,7 +99,7 @@ class SeedCreationHook(CreationHook):
     ) -> Mapping[str, Any]:
         """Return the details of a fork. Its ticks continue after the record that created the forked version.
 
-        In a fork that begins before a record, they continue after the last inherited record.
+        In a fork that begins before a record, the ticks continue after the last inherited record.
         """
         parent_seeds = Seeds.of(parent)
         seeds = Seeds.of_request(request).of_fork(parent_seeds, self._settings)

@@ -1,7 +1,7 @@
 """Parameters of seeded sessions: the seed of the random numbers, and the clock.
 
-The results of a seeded session depend only on its seed, clock, records and code. So its environments are decoded from
-their bytes before every call, and no live objects are kept between calls.
+The results of a seeded session must depend only on its seed, clock, records and code. So its environments are decoded
+from their bytes before every call, because live objects could carry other state from one call to the next.
 """
 
 import importlib.util
@@ -43,17 +43,17 @@ class SeedParameters(Parameters):
     """Parameters of `create_session` and `fork_session` for seeded sessions."""
 
     seed: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None, description="Seed of its functions' random numbers. With the same seed they draw the same again."
+        None, description="Seed of the random numbers that functions draw. The same seed gives the same numbers."
     )
     clock: Annotated[str, AfterValidator(_check_clock)] | None = Field(
-        None, description="Start time of the session as its functions see it, RFC 3339 with an offset."
+        None, description="Time at which the session's clock starts for its functions, RFC 3339 with an offset."
     )
     clock_step_seconds: float | None = Field(
         None,
         ge=0,
         le=MAX_STEP_SECONDS,
         allow_inf_nan=False,
-        description="Seconds that each call adds to that clock; default: 1.",
+        description="Seconds that each call adds to the clock; default: 1.",
     )
 
 
@@ -93,7 +93,7 @@ class Seeds:
         return cls(request.seed, request.clock, request.clock_step_seconds)
 
     def of_new(self, settings: Settings) -> "Seeds":
-        """Return the seeds of a new session that was requested with these, with defaults.
+        """Return these requested seeds, with the defaults for a new session.
 
         Raises:
             InvalidParamsError: `clock_step_seconds` has no clock, or this server can't pin the seeds.
@@ -105,7 +105,7 @@ class Seeds:
         return seeds
 
     def of_fork(self, parent: "Seeds", settings: Settings) -> "Seeds":
-        """Return the seeds of a fork that was requested with these. Missing values are the parent's.
+        """Return these requested seeds for a fork. The parent's values replace missing values.
 
         Raises:
             InvalidParamsError: As for `of_new`.
@@ -120,15 +120,15 @@ class Seeds:
     def shown(self) -> dict[str, Any]:
         return {"seed": self.seed, "clock": self.clock, "clock_step_seconds": self.clock_step_seconds}
 
-    def pin(self, calls: int) -> PinnedClock | None:
-        """Return the pinned clock of a call; None if nothing is pinned.
+    def pin(self, number: int) -> PinnedClock | None:
+        """Return the pinned clock of a call; None if the session has no seed and no clock.
 
         Args:
-            calls: 1 more than the index of the call's record. 0 while an environment is built.
+            number: Number of the call's record, counted from 1. 0 while an environment is built.
         """
         if not self:
             return None
-        tick = self.ticks + calls if calls else 0
+        tick = self.ticks + number if number else 0
         if self.clock is None:
             return PinnedClock(tick, self.seed)
         return PinnedClock(
@@ -158,4 +158,4 @@ class Seeds:
 REPLAYS = "replays"
 """Key in the details of a replay's session. Its value is the number of records to run again."""
 REAL = Seeds()
-"""The seeds of a session without a seed and a clock."""
+"""The seeds of a session with real random numbers and real time."""

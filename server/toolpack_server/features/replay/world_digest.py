@@ -1,11 +1,11 @@
-"""Digest of a world, to compare worlds without sending them.
+"""Digest of a world, which shows whether two worlds are equal without sending them.
 
 Two worlds have the same digest if they have the same types, values, order of lists and dicts, private attributes and
-`model_fields_set`. The order of sets makes no difference, nor does the division into parts, nor whether equal objects
+`model_fields_set`. Three differences don't count: the order of sets, the division into parts, and whether equal objects
 are the same object.
 
-The digest covers the content of a snapshot and reads it by the same layouts, so no code of a class runs. Each field of
-an environment has its own digest, so the digest of a part doesn't depend on other parts.
+The digest reads objects by the layouts of snapshots, so no code of an author's class runs. It covers the same content
+as a snapshot. Each field of an environment has its own digest, so the entries of a part don't depend on other parts.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from toolpack_server.snapshots.operators import OperatorTable, operators_of
 from toolpack_server.volumes.volume import SEPARATOR, VolumeContext, is_void, read_piece
 
 MAX_BYTES = 64 * 2**20
-"""Max size of an environment when each reference to a shared object is written out. A larger one has no digest."""
+"""Max size of an environment when each reference to a shared object is written out. Larger ones have no digest."""
 
 _BYTES = 16
 _SETS = frozenset((set, frozenset))
-_NO_PROGRESS: Any = None  # the writers of plain types and enums don't use it
+_NO_PROGRESS: Any = None  # first argument of the writers, which those of plain types and enums don't use
 _FIELDS, _FIELDS_SET = "__dict__", "__pydantic_fields_set__"
 
 Entries = tuple[str, ...]
@@ -62,7 +62,7 @@ def piece_entries(part: str, payload: bytes, context: VolumeContext) -> Entries:
     if is_void(payload):
         return ()
     name, kind, slot = part.split(SEPARATOR)
-    if name.endswith("/"):  # a piece of an environment: `StateDigests` reads the environment as a whole
+    if name.endswith("/"):  # a piece of an environment, which `StateDigests` reads as a whole
         return ()
     return (f"volume {name.partition('/')[2]} {slot} {context.kinds[kind].digest(read_piece(payload))}",)
 
@@ -73,17 +73,18 @@ def world_digest(parts: Iterable[tuple[str, Entries | None]]) -> str | None:
     Args:
         parts: The toolpack and the entries of each part.
     """
-    worlds: dict[str, set[str]] = {}
+    # The entries of all parts of a toolpack are sorted together, so the division into parts doesn't count.
+    by_toolpack: dict[str, set[str]] = {}
     for toolpack, entries in parts:
         if entries is None:
             return None
-        worlds.setdefault(toolpack, set()).update(entries)
-    text = dumps([[toolpack, sorted(worlds[toolpack])] for toolpack in sorted(worlds)])
+        by_toolpack.setdefault(toolpack, set()).update(entries)
+    text = dumps([[toolpack, sorted(by_toolpack[toolpack])] for toolpack in sorted(by_toolpack)])
     return hashlib.blake2b(text, digest_size=_BYTES).hexdigest()
 
 
 class _Sink:
-    """File-like object that hashes the written bytes. It raises `OverflowError` when its budget is used up."""
+    """File-like object that hashes the written bytes. It raises `OverflowError` when its budget of bytes is used up."""
 
     def __init__(self, budget: list[int]) -> None:
         self.hash = hashlib.blake2b(digest_size=_BYTES)
@@ -98,11 +99,15 @@ class _Sink:
 
 
 class _Pickler(pickle.Pickler):
-    """Subclass with a `__dict__`. Python 3.13 and later can't set `persistent_id` on an instance of the base class."""
+    """Pickler with a `__dict__`, because Python 3.13 and later can't set `persistent_id` on a plain `Pickler`."""
 
 
 class _Digests:
-    """Digests of values. Pickle's C implementation without its memo writes equal values as equal bytes."""
+    """Computes digests of values: hashes of their pickles.
+
+    Pickle's C implementation writes equal values as equal bytes if it has no memo. With the memo it would write the
+    second reference to an object in another way than an equal object.
+    """
 
     def __init__(self, operators: OperatorTable, max_bytes: int) -> None:
         self._memo = operators.memo
@@ -150,20 +155,23 @@ class _Digests:
 
 def _writers(operators: OperatorTable) -> Mapping[type, Callable[[Any], tuple[Any, ...]]]:
     """Return the function that writes each type, for a pickler without memo."""
-    operators.derived[_writers] = writers = _Undigestible(
+    operators.derived[_writers] = writers = _Writers(
         {kind: partial(write, _NO_PROGRESS) for kind, write in operators.writers.items()}
     )
-    # These write an instance in one step. In two steps, pickle would look for the instance in its memo.
+    # These writers write an instance in one step. In two steps, pickle would look for the instance in its memo.
     writers |= {kind: _writer(layout, operators.make) for kind, layout in operators.layouts.items()}
     return writers
 
 
-class _Undigestible(dict[type, Any]):
+class _Writers(dict[type, Any]):
+    """Writers by type. Looking up another type raises an exception, or pickle would write it in its own way."""
+
     def __missing__(self, kind: type) -> Any:
         raise ValueError(kind)
 
 
 def _writer(layout: Layout, make: object) -> Callable[[Any], tuple[Any, ...]]:
+    """Return the writer of a class: it returns an instance's class name and state, with its fields set sorted."""
     name, get_state = layout.name, layout.get_state
     names = [slot.__name__ for slot in layout.slots]
     if _FIELDS_SET not in names:

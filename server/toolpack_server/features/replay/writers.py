@@ -1,7 +1,7 @@
-"""Writers of volumes: the libraries that lay out the bytes of a seeded session's volumes, such as SQLite.
+"""Writers of volumes: the libraries, such as SQLite, that decide the bytes of a seeded session's volumes.
 
-The digest of a world covers the bytes of its volumes. Another version of SQLite may lay out equal content differently.
-So a session stores the versions, and a replay under another version doesn't compare digests.
+The digest of a world covers the bytes of its volumes, and another version of SQLite may store equal content in other
+bytes. So a seeded session stores the versions of its writers, and a replay with other versions doesn't compare digests.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ def current_writers(context: SessionContext) -> Mapping[str, Any]:
 
 
 def other_writers(context: SessionContext, details: Mapping[str, Any]) -> set[str]:
-    """Return the kinds of volumes that had another writer in a session with these details.
+    """Return the kinds of volumes that another writer wrote in a session with these details.
 
     The details may come from an untrusted bundle.
     """

@@ -48,8 +48,8 @@ from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.methods import ForkSession
 from toolpack_server.wiring.service import Service
 
-LIMIT = 100_000  # records of a session
-MAX_SHOWN = 400  # characters of what was recorded or replayed
+LIMIT = 100_000  # max records of a session that are run again
+MAX_SHOWN = 400  # max characters of a recorded or replayed value in the report
 NO_SEED = "it has no seed and no clock, so functions that read the clock or draw random numbers return other results"
 
 _SessionResult = Mapping[str, Any]
@@ -89,28 +89,28 @@ def verify(
         receipt = read(file, key and public_key(key))
         settings = _settings(pack_dir, packs, sandbox=not no_sandbox)
         catalog = catalog_of(settings)
-        others = _other_code(catalog, receipt)
-        if others and not other_code:
+        code_differences = _code_differences(catalog, receipt)
+        if code_differences and not other_code:
             raise ReceiptRefusedError(
-                f"The receipt was made with other code, so nothing was run: {'; '.join(others)}. Install that code, or "
-                "run the sessions with the code here by --other-code."
+                f"The receipt was made with other code, so nothing was run: {'; '.join(code_differences)}. Install "
+                "that code, or give --other-code to run the sessions with the code here."
             )
         results, page = asyncio.run(_verify_sessions(Service(settings, catalog), receipt, with_page=html is not None))
         if html is not None and page is not None:
             html.write(page)
             html.flush()
         if as_json:
-            head = {"key": receipt.key, "made": receipt.times.made, "other_code": others}
+            head = {"key": receipt.key, "made": receipt.times.made, "other_code": code_differences}
             echo(canonical({**head, "equal": not any(map(_differs, results)), "sessions": results}).decode())
         else:
-            echo(*_report_lines(receipt, others, results, has_key=key is not None))
+            echo(*_report_lines(receipt, code_differences, results, has_key=key is not None))
     if any(map(_differs, results)):
         sys.exit(1)
 
 
 @contextlib.contextmanager
 def _refuse_errors() -> Iterator[None]:
-    """Replace errors in a block by `ReceiptRefusedError`, which exits with status 2."""
+    """Replace errors in a block by `ReceiptRefusedError`, so that the command exits with status 2."""
     try:
         yield
     except click.ClickException as error:
@@ -122,6 +122,7 @@ def _refuse_errors() -> Iterator[None]:
 
 
 def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -> Settings:
+    """Return the settings of the service that runs the sessions in memory."""
     process = sandbox or sys.platform == "linux"
     settings = memory_settings(
         pack_dir,
@@ -134,8 +135,8 @@ def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -
     return settings.give(read_settings(ExecutorsSettings, sandbox=("files", "network"))) if sandbox else settings
 
 
-def _other_code(catalog: Catalog, receipt: Receipt) -> list[str]:
-    """Describe the parts of the code here that differ from the receipt's.
+def _code_differences(catalog: Catalog, receipt: Receipt) -> list[str]:
+    """Describe each difference between the code here and the receipt's code.
 
     Raises:
         ReceiptRefusedError: A toolpack isn't loaded.
@@ -164,14 +165,15 @@ def _code(code: Mapping[str, Any]) -> str:
 async def _verify_sessions(
     service: Service, receipt: Receipt, *, with_page: bool
 ) -> tuple[list[_SessionResult], str | None]:
+    """Run all sessions of a receipt again. Return their results, and with `with_page` an HTML page of them."""
     results: list[_SessionResult] = []
     async with service.running():
         send = local(service, Caller())
         page = RunsPage(send, {}, None) if with_page else None
-        with progress("Verifying", len(receipt.sessions)) as go_on:
+        with progress("Verifying", len(receipt.sessions)) as advance:
             for entry, times in zip(receipt.sessions, receipt.times.sessions, strict=True):
                 results.append(await _replay_session(service, send, len(results), entry, times, page))
-                go_on(1)
+                advance(1)
         if page is None:
             return results, None
         equal = len(results) - sum(map(_differs, results))
@@ -184,6 +186,10 @@ async def _replay_session(
 ) -> _SessionResult:
     """Run a session of a receipt again, evaluate it, and return the result.
 
+    Args:
+        number: The session's position in the receipt, from 0.
+        page: The HTML page to which the session is added, if there is one.
+
     Raises:
         ReceiptRefusedError: The session can't be run again.
     """
@@ -193,13 +199,13 @@ async def _replay_session(
         query = {"labels": entry.labels, "evaluate": True, "limit": len(session_ids)}
         listed = await send("summarize_sessions", query)
         (summary,) = (each for each in listed["sessions"] if each["session_id"] == session_ids[-1])
-        again, _, _ = await create_entry(send, summary)
+        new_entry, _, _ = await create_entry(send, summary)
     except (click.ClickException, ToolpackServerError) as error:
         reason = error.format_message() if isinstance(error, click.ClickException) else str(error)
         raise ReceiptRefusedError(
             f"Session {number} of the receipt ({entry.task[:80]}) can't be run again: {reason}"
         ) from None
-    difference = diverged or find_difference(entry, again)
+    difference = diverged or find_difference(entry, new_entry)
     if page is not None:
         await page.add(summary)
     for session_id in session_ids:
@@ -210,7 +216,7 @@ async def _replay_session(
         "labels": entry.labels,
         "records": len(entry.all_records),
         "seeded": {"seed", "clock"} <= {name for name, value in entry.details.items() if value is not None},
-        "verdict": again.verdict,
+        "verdict": new_entry.verdict,
         "equal": difference is None,
     }
     if difference is None:
@@ -232,15 +238,18 @@ async def _replay_records(
     Returns:
         The first difference, with the record's number among all records as `position`; None if there is none.
     """
-    kind = next(each for each in service.methods if issubclass(each, ForkSession))
-    done, before = 0, None
+    kind = next(
+        each for each in service.methods if issubclass(each, ForkSession)
+    )  # has the parameters of features, too
+    done, previous = 0, None
     for part in entry.parts:
         bundle = create_bundle(entry, part, times[done : done + len(part.records)], service.settings)
-        if before is None:
+        if previous is None:
             replayed = await send("import_bundle", {"bundle": bundle, "mode": "replay", "limit": LIMIT})
         else:
-            fork = _fork(kind, part, before, session_ids[-1], entry.labels)
+            fork = _fork(kind, part, previous, session_ids[-1], entry.labels)
 
+            # The default value binds the fork of this iteration.
             async def begin(_head: BundleHead, fork: ForkSession = fork) -> Session:
                 return (await service.sessions.fork("", fork))[0]
 
@@ -249,25 +258,33 @@ async def _replay_records(
         session_ids.append(replayed["session"]["session_id"])
         if diverged := replayed.get("diverged"):
             return {**diverged, "position": done + diverged["index"]}
-        done, before = done + len(part.records), part
+        done, previous = done + len(part.records), part
     return None
 
 
 def _fork(
-    kind: type[ForkSession], part: ReceiptPart, before: ReceiptPart, session_id: str, labels: Mapping[str, str]
+    kind: type[ForkSession], part: ReceiptPart, parent: ReceiptPart, session_id: str, labels: Mapping[str, str]
 ) -> ForkSession:
     """Return the request that forks a session as in the receipt.
 
-    Details that the parent has and the fork lacks are requested as empty, or the fork would inherit them.
+    Details that the parent has and the fork lacks are requested as empty, because the fork would inherit them.
+
+    Args:
+        kind: The class of the request, with the parameters of features.
+        part: The history of the fork.
+        parent: The history of the session to fork.
+        session_id: The id of that session here.
+        labels: The labels of the fork.
     """
     own = kind.model_fields.keys() - ForkSession.model_fields.keys()
-    params = {name: part.details.get(name, {}) for name in own & {*part.details, *before.details}}
-    count = len(before.records)
-    # The ticks tell whether a seeded fork began at the version, or before the record after these.
-    if part.details.get("ticks") == before.details.get("ticks", 0) + count:
+    params = {name: part.details.get(name, {}) for name in own & {*part.details, *parent.details}}
+    count = len(parent.records)
+    # A seeded fork that began before a record has ticks that continue after all records of the parent's history. The
+    # ticks of a fork that began at a version continue after the record that created the version.
+    if part.details.get("ticks") == parent.details.get("ticks", 0) + count:
         params["before"] = count
     else:
-        params["version"] = before.version
+        params["version"] = parent.version
     try:
         request = kind.model_validate({**params, "session_id": session_id, "labels": dict(labels)})
     except ValidationError as error:
@@ -281,17 +298,17 @@ def _differs(result: _SessionResult) -> bool:
 
 
 def _report_lines(
-    receipt: Receipt, others: Sequence[str], results: Sequence[_SessionResult], *, has_key: bool
+    receipt: Receipt, code_differences: Sequence[str], results: Sequence[_SessionResult], *, has_key: bool
 ) -> Iterator[str]:
     """Yield the lines of the report."""
     yield f"Signed at {receipt.times.made} with key {receipt.key}."
     if not has_key:
         yield "The receipt doesn't prove whose key this is: give --key to accept only a key that you know."
-    for text in others:
+    for text in code_differences:
         yield f"Other code: {text}."
-    same = len(receipt.sessions) - len({canonical(entry.shown()) for entry in receipt.sessions})
-    if same:
-        yield f"{same} of {len(results)} sessions differ from another one only in their times: they may be copies."
+    copies = len(receipt.sessions) - len({canonical(entry.shown()) for entry in receipt.sessions})
+    if copies:
+        yield f"{copies} of {len(results)} sessions differ from another one only in their times: they may be copies."
     for each in results:
         labels = " ".join(f"{name}={value}" for name, value in each["labels"].items())
         yield f"{'equal' if each['equal'] else 'DIFFERS':<8} {each['number']:>4}  {each['task']}  {labels}".rstrip()

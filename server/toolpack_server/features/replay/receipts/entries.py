@@ -1,8 +1,8 @@
-"""Entries of a receipt: created from a session's bundle, converted back to a bundle, and compared.
+"""Entries of a receipt. An entry is created from a session's bundle, and contains all that is needed to run it again.
 
-`verify` runs the sessions again and creates new entries with the same code. So each value of an entry is compared, and
-an entry has no values that can't be the same again: times, `call_id`s, ids and snapshots. The receipt has the versions
-of the server and of Python once, not in each entry.
+`verify` converts each entry back to a bundle, runs the session again, creates a new entry from it, and compares the two
+entries. So an entry omits the values that a replay can't reproduce: times, `call_id`s, ids and snapshots. The receipt
+has the versions of the server and of Python once, not in each entry.
 """
 
 import base64
@@ -35,7 +35,7 @@ _Record = dict[str, Any]
 
 _TIMES = {"started_at", "duration_ms"}
 _NOT_REPEATED = ("deadline", "crashed")
-"""Failures after which a call isn't run again. Their texts depend on the machine, also where a verdict quotes them."""
+"""Failures after which a call isn't run again. Their texts depend on the machine, so they aren't compared."""
 _ANY_KEY = KeyedHash(b"any key, because a replay doesn't check the hash", "bundle")
 
 
@@ -75,6 +75,7 @@ async def create_entry(send: Send, summary: Mapping[str, Any]) -> tuple[ReceiptE
 
 
 async def _exported(send: Send, session_id: str) -> tuple[BundleHead, list[_Record], Code]:
+    """Export a session. Return the head and the records of its bundle, and the code of its server."""
     exported = await send("export_bundle", {"session_id": session_id, "versions": "ends"})
     lines = _lines(base64.b64decode(exported["bundle"]))
     head = next(lines).head
@@ -86,45 +87,56 @@ async def _exported(send: Send, session_id: str) -> tuple[BundleHead, list[_Reco
 async def _ancestors(send: Send, session_id: str) -> list[ReceiptPart]:
     """Return the histories of a fork's ancestors, the oldest first.
 
-    A history has the records up to the last one that the fork inherited. Later records aren't part of the fork.
+    A history has the records up to the last record that the fork inherited. Later records aren't part of the fork.
+
+    Raises:
+        ClickException: An ancestor is unknown or can't be read.
     """
-    last = dict[str, int]()
+    last_indexes = dict[str, int]()  # of the inherited records, by session
     after = -1
     while page := await send("get_trace", {"session_id": session_id, "path": True, "after": after, "limit": PAGE}):
-        last |= {record["session_id"]: record["index"] for record in page}
+        last_indexes |= {record["session_id"]: record["index"] for record in page}
         after = page[-1]["path_index"]
     ancestors: list[ReceiptPart] = []
-    at, is_fork = session_id, True
+    fork_id, is_fork = session_id, True
     while is_fork:
-        parent = (await send("get_session", {"session_id": at})).get("parent")
+        parent = (await send("get_session", {"session_id": fork_id})).get("parent")
         if parent is None:
             raise click.ClickException(
-                f"Session {session_id} can't be in a receipt: {at} is a fork that was imported in a bundle."
+                f"Session {session_id} can't be in a receipt: {fork_id} is a fork that was imported in a bundle."
             )
-        at, version = parent["session_id"], parent["version"]
+        parent_id, version = parent["session_id"], parent["version"]
         try:
-            head, records, _ = await _exported(send, at)
+            head, records, _ = await _exported(send, parent_id)
         except click.ClickException as error:
             raise click.ClickException(
-                f"Session {session_id} can't be in a receipt: its parent {at} can't be read "
+                f"Session {session_id} can't be in a receipt: its parent {parent_id} can't be read "
                 f"({error.format_message()}). Evaluate forks while their parents are open."
             ) from None
+        # The history includes the record that created the version, even if the fork's path ends before that record.
         created_by = next((index for index, record in enumerate(records) if record["version"] >= version > 0), -1)
-        inherited = records[: max(created_by, last.get(at, -1)) + 1]
+        inherited = records[: max(created_by, last_indexes.get(parent_id, -1)) + 1]
         ancestors.insert(0, ReceiptPart(details=head.details, records=inherited, version=version))
-        is_fork = head.fork
+        fork_id, is_fork = parent_id, head.fork
     return ancestors
 
 
 def _without_ids(records: list[_Record], *, alone: bool) -> list[_Record]:
+    """Return records without their times and call_ids.
+
+    Args:
+        alone: The session has a single agent, not named participants.
+    """
+
     def is_kept(name: str, record: _Record) -> bool:
-        # With a single agent, an answer has `by` only if it had a call_id, so `by` is dropped with the call_id.
+        # A single agent's answer has `by` only if it had a call_id, so `by` is dropped with the call_id.
         return name not in _TIMES | {"call_id"} and not (name == "by" and alone and "function" not in record)
 
     return [{name: value for name, value in record.items() if is_kept(name, record)} for record in records]
 
 
 def _lines(bundle: bytes) -> Iterator[Line]:
+    """Yield the lines of a bundle without its blobs."""
     for line in unpack(compressed_part(bundle, None), UNPACKED_BYTES, UNPACKED_BYTES, lambda _: None, blobs=False):
         if not is_blob(line):
             yield read_line(line)
@@ -149,8 +161,10 @@ def create_bundle(entry: ReceiptEntry, part: ReceiptPart, times: list[Times], se
         details={**part.details},
     )
     lines = [dumps({"head": head.shown()})]
-    for record, time in zip(part.records, times, strict=True):
-        lines.append(dumps({"record": [{**record, **dict(zip(sorted(_TIMES), reversed(time), strict=True))}, None]}))
+    for record, (started_at, duration_ms) in zip(part.records, times, strict=True):
+        with_times = {**record, "duration_ms": duration_ms, "started_at": started_at}
+        lines.append(dumps({"record": [with_times, None]}))
+    # In base64 the bundle is a third larger, so it fits into a request. The second limit is that of `Bundles`.
     max_bytes = settings.max_body_bytes
     return base64.b64encode(pack(lines, _ANY_KEY, max_bytes * 2 // 3, max_bytes * 16)).decode()
 
@@ -158,7 +172,7 @@ def create_bundle(entry: ReceiptEntry, part: ReceiptPart, times: list[Times], se
 def find_difference(recorded: ReceiptEntry, replayed: ReceiptEntry) -> dict[str, Any] | None:
     """Return the first difference between an entry and the entry of its replay; None if they are equal.
 
-    `what` is the name of the member that differs, and `position` the number of its record, if it is in a record.
+    `what` is the name of the member that differs. If the member is in a record, `position` is that record's number.
     """
     other_writers = recorded.details.get(WRITTEN_BY) != replayed.details.get(WRITTEN_BY)
     for position, pair in enumerate(zip(recorded.all_records, replayed.all_records, strict=False)):
@@ -169,17 +183,18 @@ def find_difference(recorded: ReceiptEntry, replayed: ReceiptEntry) -> dict[str,
 
 
 def _comparable(record: Mapping[str, Any], *, other_writers: bool) -> dict[str, Any]:
+    """Return the members of a record that a replay must reproduce."""
     omitted = {"error"} if record.get("failure") in _NOT_REPEATED else set()
-    # Another version of SQLite may lay out databases differently, which changes the digest: see `replay.writers`.
+    # Another version of SQLite may store a database in other bytes, which changes the digest: see `replay.writers`.
     omitted |= {"state"} if other_writers else set()
     return {name: value for name, value in record.items() if name not in omitted}
 
 
 def _without_records(entry: ReceiptEntry) -> dict[str, Any]:
-    """Return an entry with the numbers of its records instead of the records, which are compared before."""
+    """Return an entry with the number of records in each part instead of the records, which are compared first."""
     rest = entry.model_dump(exclude={"records", "forked_from"})
     failure = entry.verdict.get("failure")
-    if isinstance(failure, dict) and failure.get("kind") == "infrastructure":
+    if isinstance(failure, dict) and failure.get("kind") == "infrastructure":  # its text depends on the machine
         rest["verdict"] = {**entry.verdict, "failure": failure.get("type")}
     parts = [(each.version, len(each.records)) for each in entry.parts]
     details = [{name: value for name, value in each.details.items() if name != WRITTEN_BY} for each in entry.parts]

@@ -1,7 +1,8 @@
-"""Keys of receipts: Ed25519 (RFC 8032), each as 64 hexadecimal digits.
+"""Keys that sign receipts: Ed25519 (RFC 8032), each as 64 hexadecimal digits.
 
 The private key is in a file that only its user can read. The file is created when it is first needed. A public key is
-short enough to serve as its own fingerprint. The package `cryptography` is imported when a key is first used.
+short, so people compare it directly, without a fingerprint. The package `cryptography` is optional, so it is imported
+when a key is first used.
 """
 
 import os
@@ -87,7 +88,7 @@ def check_installed() -> None:
     """Check that the package for signatures is installed.
 
     Raises:
-        ClickException: It isn't.
+        ClickException: The package is missing.
     """
     _ed25519()
 
@@ -103,6 +104,7 @@ def _ed25519() -> Any:
 
 
 def _secret(path: Path) -> str:
+    """Return the private key in a file. Create a key if the file doesn't exist."""
     try:
         if not path.exists():
             create_key(path)

@@ -5,8 +5,8 @@
 All values that depend on the machine or the time are in `times`. Random values of a server, such as ids, are omitted.
 So two receipts of the same run differ only in `times`, `key` and `signature`.
 
-A receipt may come from a stranger. It isn't compressed, its size and number of values are checked before it is parsed,
-and only the canonical form is accepted, so different parsers can't read different contents.
+A receipt may come from a stranger. So it isn't compressed, and its size and number of values are checked before it is
+parsed. Only the canonical form is accepted, because two parsers could read another form differently.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class ReceiptRefusedError(click.ClickException):
 
 
 class ReceiptPart(BaseModel):
-    """The history of one session up to a fork. The parts of a fork are its ancestors' histories and its own.
+    """The history of one session, up to the point where the next session was forked from it, or to its end.
 
     Attributes:
         details: Features' data of the session, such as its seed and clock.
@@ -165,6 +165,7 @@ def read(path: Path, key: PublicKey | None) -> Receipt:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
+    """Parse a file. Raise `ReceiptRefusedError` if it isn't a JSON object in a receipt's format and canonical form."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)

@@ -1,6 +1,6 @@
 """Option `--receipt FILE` of `evaluate`, which writes the evaluated sessions as a signed receipt.
 
-The receipt has all sessions that the report counts. If one of them can't be in a receipt, no receipt is written.
+The receipt has all sessions that the report counts. If a receipt can't contain one of them, no receipt is written.
 """
 
 import time
@@ -60,6 +60,11 @@ class ReceiptWriter:
         self._code: Code | None = None
 
     async def add(self, send: Send, summary: Mapping[str, Any]) -> None:
+        """Add an evaluated session.
+
+        Raises:
+            ClickException: The session can't be in a receipt, the server's code changed, or the receipt is too large.
+        """
         entry, times, code = await create_entry(send, summary)
         if self._code is None:
             self._code = code
@@ -74,6 +79,7 @@ class ReceiptWriter:
             )
 
     def end(self) -> None:
+        """Write the receipt, and print its key. Raise `ClickException` if there are no sessions."""
         if self._code is None:
             raise click.ClickException("There are no sessions for a receipt: choose others with --label.")
         text = write(self._code, self._sessions, timestamp(time.time()), self._key)
