@@ -80,7 +80,7 @@ CASES = [
     (
         "add_and_return",
         {"what": "digits"},
-        "ResultError: a value of type int at /0 has no JSON form: there, an integer has at most 308 digits",
+        "ResultError: a value of type int at /0 has no JSON form: an integer may have at most 308 digits",
         -32002,
         "ResultError",
     ),
@@ -208,7 +208,7 @@ class Hiding(TaskEnvironment):
 
 
 HIDDEN: list[tuple[Any, str]] = [
-    (10**400, "int at /any has no JSON form: there, an integer has at most 308 digits"),
+    (10**400, "int at /any has no JSON form: an integer may have at most 308 digits"),
     ([{"a/b": {(1, b"\xff")}}], "bytes at /any/0/a~1b/0/1 has no JSON form: "),
 ]
 

@@ -153,7 +153,7 @@ def test_any_failure_at_a_failed_calls_end_keeps_nothing(isolation, stride, func
 FAILING = {
     "leave_orphan": "IntegrityError: FOREIGN KEY constraint failed",
     "leave_open": "OperationalError: the database is still in use: end its threads and close their cursors",
-    "swallow": "OperationalError: what was committed isn't known, as the connection could not be closed",
+    "swallow": "OperationalError: the committed changes aren't known, because the connection could not be closed",
 }
 
 

@@ -1,1 +1,1 @@
-"""Strict JSON (RFC 8259): reading, writing, comparing, and the conversion of Python objects."""
+"""Strict JSON (RFC 8259): reading, writing and comparing JSON, and conversion of Python objects to JSON."""

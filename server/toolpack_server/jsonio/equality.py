@@ -1,8 +1,8 @@
 """Equality of JSON values by meaning: numbers by value, everything else exactly.
 
-The last digits of a sum of floats depend on their order. So if at least one of two numbers is a float, they are equal
-if they differ by at most a billionth of the larger one, or by 1e-9. Integers are compared exactly. True and false
-aren't numbers.
+The last digits of a sum of floats depend on the order of its terms. So if at least one of two numbers is a float, the
+numbers are equal if they differ by at most a billionth of the larger one, or by 1e-9. Integers are compared exactly.
+True and false aren't numbers.
 """
 
 import math
@@ -45,7 +45,7 @@ def equal_arguments(one: Any, other: Any) -> bool:
 def argument_key(value: Any) -> Any:
     """Return a hashable value that is equal for arguments of the same meaning; a number may be written as a text.
 
-    Unlike `equal_arguments`, it tells numbers apart that differ in the last digits of a float.
+    Unlike in `equal_arguments`, floats that differ only in their last digits aren't equal.
     """
     if isinstance(value, Mapping):
         return dict, frozenset((name, argument_key(each)) for name, each in value.items())
@@ -56,6 +56,7 @@ def argument_key(value: Any) -> Any:
 
 
 def _decimal(value: Any) -> Decimal | None:
+    """Return the exact value of a number, or of a text that is a number. Return None for other values."""
     if is_number(value):
         return Decimal(str(value))
     return Decimal(value) if isinstance(value, str) and _NUMERAL.fullmatch(value) else None

@@ -1,9 +1,9 @@
-"""Selection of the items of a value that a view or a comparison needs, so that its other items needn't be read.
+"""Selection of the items that a view or a comparison needs from a value, so that its other items needn't be read.
 
-A selection is a copy of a value that lacks some items of its dicts, lists and models. Its other items have the same
-JSON, at the same location, as in the whole value. That holds as long as no code of an author computes the JSON of a
-container from several of its items, so the selection doesn't go into such containers. It only goes into plain dicts,
-plain lists and models whose schema has no serializer for the way down. It doesn't go into objects of other classes.
+A selection is a copy of a value that lacks some items of its dicts, lists and models. The remaining items have the same
+JSON, at the same location, as in the whole value. This would be wrong in a container if an author's code computes the
+container's JSON from several items. So such containers are kept whole, and items are selected only in plain dicts,
+plain lists, and models whose schema has no serializer on the path to the items.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,15 +21,17 @@ _NO_SCHEMAS = frozenset({"cls", "config", "default", "expected", "function", "me
 
 
 def select(value: Any, steps: Sequence[str]) -> Any:
-    """Return a value with only the items on the way of a JSON Pointer, as far as it can be followed.
+    """Return a copy of a value with only the items on the path of a JSON Pointer, as far as they can be selected.
 
     Args:
-        steps: The steps of the pointer, unescaped. Steps that lead nowhere lead nowhere in the result's JSON, too.
+        steps: The steps of the pointer, unescaped. If they don't exist in the value's JSON, the result's JSON lacks
+            them, too.
     """
     return _select(value, steps[:MAX_DEPTH])
 
 
 def _select(value: Any, steps: Sequence[str]) -> Any:
+    """Do the work of `select`; it calls itself for the inner steps."""
     if not steps:
         return value
     items = _Selectable.of(value)
@@ -45,7 +47,7 @@ def _select(value: Any, steps: Sequence[str]) -> Any:
 
 
 def _select_index(value: list[Any], steps: Sequence[str]) -> list[Any]:
-    """Keep one item of a list. The others become None, so that its index stays the same."""
+    """Return a list with one item of a list. The other items become None, so that the item keeps its index."""
     selected: list[Any] = [None] * len(value)
     try:
         index = int(steps[0])
@@ -66,30 +68,34 @@ def select_changes(left: Any, right: Any, is_same: Callable[[Any, Any], bool]) -
 
 
 def _select_changes(left: Any, right: Any, is_same: Callable[[Any, Any], bool], depth: int) -> tuple[Any, Any]:
-    ours, theirs = _Selectable.of(left), _Selectable.of(right)
-    if ours is None or theirs is None or ours.kind is not theirs.kind or depth > MAX_DEPTH:
+    left_items, right_items = _Selectable.of(left), _Selectable.of(right)
+    if left_items is None or right_items is None or left_items.kind is not right_items.kind or depth > MAX_DEPTH:
         return left, right
-    if ours.is_root_model:
-        root, other = _select_changes(ours.values["root"], theirs.values["root"], is_same, depth)
-        return ours.copy(left, {"root": root}), theirs.copy(right, {"root": other})
-    common = [name for name in ours.values if name in theirs.values]
-    if common != [name for name in theirs.values if name in ours.values]:
-        return left, right  # an order may show in references to plain objects
-    dropped = {name for name in common if is_same(ours.values[name], theirs.values[name])}
-    lefts, rights = ({k: v for k, v in items.values.items() if k not in dropped} for items in (ours, theirs))
+    if left_items.is_root_model:
+        left_root, right_root = (items.values["root"] for items in (left_items, right_items))
+        left_root, right_root = _select_changes(left_root, right_root, is_same, depth)
+        return left_items.copy(left, {"root": left_root}), right_items.copy(right, {"root": right_root})
+    common = [name for name in left_items.values if name in right_items.values]
+    if common != [name for name in right_items.values if name in left_items.values]:
+        return left, right  # a different order may change references to plain objects, so keep all items
+    dropped = {name for name in common if is_same(left_items.values[name], right_items.values[name])}
+    lefts, rights = (
+        {name: item for name, item in items.values.items() if name not in dropped}
+        for items in (left_items, right_items)
+    )
     for name in common:
-        if name in lefts and name not in ours.closed:
+        if name in lefts and name not in left_items.closed:
             lefts[name], rights[name] = _select_changes(lefts[name], rights[name], is_same, depth + 1)
-    return ours.copy(left, lefts), theirs.copy(right, rights)
+    return left_items.copy(left, lefts), right_items.copy(right, rights)
 
 
 class _Fields(NamedTuple):
     """Fields of a class of models whose JSON consists of the JSON of each field.
 
     Attributes:
-        names: The fields by their names in JSON, if these differ.
-        closed: The fields whose value is seen by a serializer.
-        is_root_model: The JSON is that of the only field.
+        names: The names of the fields by their names in JSON.
+        closed: The fields with a serializer. It sees the field's whole value, so no items of the value are omitted.
+        is_root_model: The class's JSON is the JSON of its only field.
     """
 
     names: Mapping[str, str]
@@ -101,7 +107,7 @@ _OF_DICTS = _Fields({}, frozenset(), is_root_model=False)
 
 
 class _Selectable(NamedTuple):
-    """Items of a dict or model that can be selected."""
+    """Items of a dict or model that can be selected. The other attributes are those of `_Fields`."""
 
     kind: type
     values: Mapping[str, Any]
@@ -112,7 +118,7 @@ class _Selectable(NamedTuple):
     @classmethod
     def of(cls, value: Any) -> "_Selectable | None":
         """Return the items of a value, or None if they can't be selected one by one."""
-        kind = value.__class__  # unlike `type`, this loads a lazy instance
+        kind = value.__class__  # unlike `type(value)`, this loads a lazy instance
         if type(value) is not kind:
             return None
         if kind is dict:
@@ -123,10 +129,10 @@ class _Selectable(NamedTuple):
         return None if fields is None else cls(kind, value.__dict__, *fields)
 
     def copy(self, value: Any, values: dict[str, Any]) -> Any:
-        """Return a copy with other items. A model keeps the items that aren't fields."""
+        """Return a copy of a value with other items. A model keeps its data that isn't in fields."""
         if self.kind is dict:
             return values
-        # Copied without pydantic, so that no validator or hook of the model runs.
+        # Copy without pydantic, so that no validator or hook of the model runs.
         copy: Any = object.__new__(self.kind)
         object.__setattr__(copy, "__dict__", values)
         for name in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
@@ -136,7 +142,7 @@ class _Selectable(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _fields_of(kind: type[BaseModel]) -> _Fields | None:
-    """Return the fields of a class, or None if its JSON isn't that of its fields, each on its own."""
+    """Return the fields of a class, or None if its JSON doesn't consist of the JSON of each field."""
     definitions: dict[str, Any] = {}
     model = _unwrap(kind.__pydantic_core_schema__, definitions)
     if model.get("type") != "model" or model.get("cls") is not kind or "serialization" in model:
@@ -151,7 +157,7 @@ def _fields_of(kind: type[BaseModel]) -> _Fields | None:
     for name, field in inner["fields"].items():
         serializers = [*_serializers(field, definitions)]
         if "serialization_exclude_if" in field or any(each.get("is_field_serializer") for each in serializers):
-            return None  # it may see the other fields
+            return None  # the serializer or the condition may see the other fields
         if serializers:
             closed.add(name)
         names[field.get("serialization_alias", name)] = name
@@ -163,7 +169,7 @@ def _unwrap(schema: Any, definitions: dict[str, Any]) -> Mapping[str, Any]:
     while isinstance(schema, Mapping) and "serialization" not in schema:
         kind = schema.get("type", "")
         if kind == "definitions":
-            definitions |= {found["ref"]: found for found in schema["definitions"]}
+            definitions |= {definition["ref"]: definition for definition in schema["definitions"]}
         elif kind == "definition-ref":
             schema = definitions.get(schema["schema_ref"], {})
             continue
@@ -174,20 +180,20 @@ def _unwrap(schema: Any, definitions: dict[str, Any]) -> Mapping[str, Any]:
 
 
 def _serializers(schema: Any, definitions: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the serializers in a schema, but none inside of a class: it sees only an instance of the class."""
+    """Yield the serializers in a schema. Skip those inside of a class, because they see only instances of the class."""
     seen: set[str] = set()
     pending = [schema]
     while pending:
-        found = pending.pop()
-        if isinstance(found, Mapping):
-            if "serialization" in found:
-                yield found["serialization"]
-            kind = found.get("type")
+        item = pending.pop()
+        if isinstance(item, Mapping):
+            if "serialization" in item:
+                yield item["serialization"]
+            kind = item.get("type")
             if kind == "definition-ref":
-                if found["schema_ref"] not in seen:
-                    seen.add(found["schema_ref"])
-                    pending.append(definitions.get(found["schema_ref"], {}))
+                if item["schema_ref"] not in seen:
+                    seen.add(item["schema_ref"])
+                    pending.append(definitions.get(item["schema_ref"], {}))
             elif kind not in ("model", "dataclass"):
-                pending += [item for name, item in found.items() if name not in _NO_SCHEMAS]
-        elif isinstance(found, Iterable) and not isinstance(found, str | bytes):
-            pending += found
+                pending += [inner for name, inner in item.items() if name not in _NO_SCHEMAS]
+        elif isinstance(item, Iterable) and not isinstance(item, str | bytes):
+            pending += item

@@ -18,11 +18,11 @@ SHORT_BYTES = 2048
 # Replacing every digit by 0 and searching for 19 zeros is 10 to 200 times as fast as a regular expression.
 _DIGITS_TO_ZERO = bytes(0x30 if chr(byte) in "0123456789" else 0x20 for byte in range(256))
 _LONG_INTEGER = b"0" * 19
-MAX_DIGITS = 308  # of an integer: a longer one overflows orjson's float
+MAX_DIGITS = 308  # max digits of an integer: a longer integer overflows orjson's float
 _TOO_LONG_INTEGER = b"0" * (MAX_DIGITS + 1)
 
 
-# A string, terminated or not: otherwise an invalid body with many quotes would take quadratic time.
+# Matches a string that isn't terminated, too. Otherwise an invalid body with many quotes would take quadratic time.
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 MAX_EXACT = 2**53 - 1  # up to this, integers are exact in every JSON parser (RFC 8259, section 6)
@@ -31,7 +31,7 @@ _LONG_INTEGERS = re.compile(rb"(?<![\d.eE+-])-?\d{16,}+(?![.eE])")
 
 
 def loads(text: bytes) -> Any:
-    """Return the value of JSON text. Raise `ValueError` if it isn't JSON, or is nested too deeply."""
+    """Return the value of JSON text. Raise `ValueError` if the text isn't JSON, or is nested too deeply."""
     value = orjson.loads(text)
     if _LONG_INTEGER in text.translate(_DIGITS_TO_ZERO):
         try:
@@ -47,7 +47,7 @@ def check_integers(text: bytes) -> None:
         try:
             loads(text)
         except ValueError:
-            raise ValueError(f"there, an integer has at most {MAX_DIGITS} digits") from None
+            raise ValueError(f"an integer may have at most {MAX_DIGITS} digits") from None
 
 
 def has_inexact_integer(text: bytes) -> bool:
@@ -61,10 +61,10 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     """Return a value as JSON text. A `Fragment` is inserted unchanged. Raise `TypeError` if it has no JSON form."""
     try:
         text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
-        # orjson's object may keep its buffer of 4 KB even if the text is short.
+        # orjson's bytes object may occupy a buffer of 4 KB even if the text is short, so copy it.
         return bytes(memoryview(text)) if len(text) < SHORT_BYTES else text
     except TypeError:
-        # `json` writes integers above 64 bits; for any other problem it raises, too.
+        # `json` writes integers above 64 bits, which orjson refuses. For any other problem `json` raises, too.
         return json.dumps(
             value, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False, separators=(",", ":")
         ).encode()

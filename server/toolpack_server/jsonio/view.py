@@ -50,7 +50,7 @@ KEY = " (key)"
 """Suffix of a JSON Pointer that refers to the key of a dictionary's item, not to the item."""
 
 Copy = Callable[[Any, Any], Any]
-"""Copies an item of a value. The second argument is the item's key in the JSON; None if it replaces the value."""
+"""Copies an item of a value. The second argument is the item's key in the JSON; None if the JSON has no key for it."""
 
 
 def to_json(
@@ -68,11 +68,11 @@ def to_json(
         plain: Classes whose instances are shown as their public attributes.
         explain: Function that extends the message about a value without a JSON form.
         comparable: Write equal decimals, and equal times with a zone, in the same way.
-        is_part: The value is a selection of a larger one.
+        is_part: The value is a selection of a larger value.
 
     Raises:
         ResultError: A value has no JSON form, or a volume can't be shown.
-        PlainObjectError: A part has plain objects, or a problem. It can only be shown with the larger value.
+        PlainObjectError: The selection has plain objects or a problem, so the caller must show the larger value.
     """
     try:
         if comparable:
@@ -86,7 +86,7 @@ def to_json(
     except Exception as error:
         raise ResultError(explain(f"{_named(value, [])} has no JSON form: {_reason(error)}")) from error
     try:
-        # Pydantic would warn of sets, which are sorted lists here.
+        # Without `warnings=False`, pydantic would warn that a field for a set has a list, its sorted items.
         text = _ANYTHING.to_json(ordered, by_alias=True, serialize_as_any=True, warnings=False)
         if len(text) > MAX_DIGITS:
             check_integers(text)
@@ -100,11 +100,12 @@ def to_json(
 
 
 def _reason(error: Exception) -> str:
+    """Return the reason in an exception, in one line."""
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition("\n")[0]
 
 
 def _culprit(value: Any) -> str:
-    """Describe the innermost item without a JSON form, and its location. The value must have no cycle."""
+    """Describe the innermost item without a JSON form, and its location. The value must not refer to itself."""
     path: list[Any] = []
     item: tuple[Any, Any] | None = (None, value)
     while item is not None:
@@ -118,6 +119,7 @@ def _culprit(value: Any) -> str:
 
 
 def _named(value: Any, path: list[Any]) -> str:
+    """Describe a value by its type and location, for a message."""
     where = shown(_pointer(path)).encode(errors="replace").decode()
     return f"a value of type {type(value).__name__}{f' at {where}' if where else ''}"
 
@@ -138,9 +140,10 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _is_shown(value: Any) -> bool:
+    """Return whether pydantic can write a value as JSON."""
     try:
         check_integers(_ANYTHING.to_json(value, by_alias=True, serialize_as_any=True, warnings=False))
-    except Exception:  # noqa: BLE001 - any exception means that it has no JSON form
+    except Exception:  # noqa: BLE001 - any exception means that the value has no JSON form
         return False
     return True
 
@@ -158,7 +161,7 @@ def _ordered(value: Any, plain: Container[type], *, is_part: bool) -> Any:
     """
     try:
         return _with_sorted_sets(value, {}, 0, plain)
-    # This way is slower, but it knows the location of each value.
+    # Copy again in a slower way, which knows the location of each value.
     except (PlainObjectError, RecursionError, _RepeatedKeyError):
         if is_part:
             raise PlainObjectError from None
@@ -166,6 +169,15 @@ def _ordered(value: Any, plain: Container[type], *, is_part: bool) -> Any:
 
 
 def _with_sorted_sets(value: Any, inside: dict[int, Any], depth: int, plain: Container[type]) -> Any:
+    """Return a copy of a value with sets as sorted lists.
+
+    Args:
+        inside: The values that contain this value, by `id`.
+        depth: Number of these values.
+
+    Raises:
+        PlainObjectError: The value has a plain object, refers to itself, or is nested too deeply.
+    """
     if isinstance(value, _SCALARS):
         return value
     if type(value) in plain or depth > _MAX_DEPTH or id(value) in inside:
@@ -186,13 +198,13 @@ class _Objects:
 
     def __init__(self, plain: Container[type]) -> None:
         self._plain = plain
-        self._inside: dict[int, int] = {}  # ids of values that are being copied: length of their path
+        self._inside: dict[int, int] = {}  # length of the path of each value that is being copied, by `id`
         self._path: list[Any] = []
-        self._shown: dict[int, list[Any]] = {}  # ids of plain objects: path of their first occurrence
-        self._plain_depth = 0
+        self._shown: dict[int, list[Any]] = {}  # path of the first occurrence of each plain object, by `id`
+        self._plain_depth = 0  # number of plain objects that contain the current value
 
     def copy(self, value: Any, step: Any) -> Any:
-        """Return a copy of a value whose location is one step below the current one."""
+        """Return a copy of a value that is one step below the current location."""
         if isinstance(value, _SCALARS):
             return value
         if id(value) in self._shown:
@@ -226,6 +238,12 @@ class _Objects:
             raise _AmbiguousError(f"{_named(value, self._path)} has no JSON form: {error}") from None
 
     def _refer(self, value: Any, step: Any) -> Any:
+        """Return a reference to a value that contains itself, if it is inside of a plain object.
+
+        Raises:
+            RecursionError: The value is nested too deeply.
+            ResultError: The value contains itself, but isn't inside of a plain object.
+        """
         if id(value) not in self._inside:
             raise RecursionError
         if self._plain_depth:
@@ -233,6 +251,7 @@ class _Objects:
         raise ResultError(f"{_named(value, [*self._path, step])} has no JSON form: it refers to itself")
 
     def _check_keys(self, value: dict[Any, Any]) -> None:
+        """Raise `ResultError` if a key of a dictionary has no JSON form."""
         for key in value:
             if not isinstance(key, _SCALARS) and not _has_json({key: None}):
                 where = _pointer(self._path) or "/"
@@ -269,9 +288,10 @@ def _shortest(number: Decimal) -> Decimal:
 
 
 def _in_utc(time: datetime) -> datetime:
+    """Return a time with a zone in UTC. Return a time without a zone unchanged."""
     try:
         return time if time.tzinfo is None else time.astimezone(UTC)
-    except OverflowError:  # near the first or the last year
+    except OverflowError:  # the year in UTC would be below 1 or above 9999
         return time
 
 
@@ -289,12 +309,12 @@ def _key(step: Any) -> str:
 
 
 def _has_json(value: Any) -> bool:
-    # Pydantic would consume an iterator; `itertools.count` has no end.
+    """Return whether a value has a JSON form. Iterators have none, because pydantic would consume them."""
     return not isinstance(value, Iterator) and _is_shown(value)
 
 
 def _public_attributes(value: Any) -> dict[str, Any]:
-    """Return the stored public attributes. Properties don't run."""
+    """Return the public attributes that an object stores, in slots or in `__dict__`. No property runs."""
     slots: dict[str, Any] = {}
     for name, get in _public_slots(type(value)):  # type: ignore[arg-type] # a class is hashable
         try:
@@ -315,6 +335,7 @@ def _public_slots(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
 
 
 def _copy(value: Any, copy_item: Copy) -> Any:
+    """Return a copy of a value with the copies of its items. Return the value itself if no item changes."""
     if type(value) in (dict, list):  # the most frequent types first
         return _copy_items(value, copy_item)
     if isinstance(value, Volume):
@@ -335,7 +356,7 @@ def _copy(value: Any, copy_item: Copy) -> Any:
 def _sort_key(item: Any) -> bytes:
     try:
         return to_json(item)
-    except ResultError:  # the conversion of the whole set will fail, and report the location
+    except ResultError:  # the conversion of the whole set will fail later, with the location in its message
         return b""
 
 
@@ -396,7 +417,7 @@ def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
         not extra or all(new_extra[name] is item for name, item in extra.items())  # type: ignore[index]
     ):
         return value
-    # Copied without pydantic, so that no validator or hook of the model runs.
+    # Copy without pydantic, so that no validator or hook of the model runs.
     copy = object.__new__(kind)
     object.__setattr__(copy, "__dict__", new)
     object.__setattr__(copy, "__pydantic_fields_set__", value.__pydantic_fields_set__)
@@ -408,7 +429,11 @@ def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
 
 @lru_cache(maxsize=1024)
 def _shown_names(kind: type[BaseModel]) -> dict[str, str | None]:
-    """Return the JSON names of a model's fields that have an alias."""
+    """Return the names in JSON of the fields that have an alias, by field.
+
+    Raises:
+        _RepeatedKeyError: Two fields have the same name in JSON.
+    """
     if getattr(kind, "__pydantic_root_model__", False):
         return {"root": None}
     aliases = {name: field.serialization_alias or field.alias for name, field in kind.model_fields.items()}
@@ -419,7 +444,7 @@ def _shown_names(kind: type[BaseModel]) -> dict[str, str | None]:
 
 
 def hidden_by_json(value: Any, plain: Container[type]) -> dict[str, str]:
-    """Return information that the JSON of a value loses, by JSON Pointer: types of keys, NaN and infinities."""
+    """Return the information that the JSON of a value lacks, by JSON Pointer: types of keys, NaN and infinities."""
     hidden: dict[str, str] = {}
     pending: list[tuple[list[Any], Any]] = [([], value)]
     seen: dict[int, Any] = {}

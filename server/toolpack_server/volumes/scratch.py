@@ -1,9 +1,10 @@
 """Scratch folder of a process: the cache of the volumes' working copies.
 
-A call that changes a working copy takes it out of the cache first, so no other call can use it meanwhile. An entry
-lives as long as a session or a reader has its `CopyHandle`. `volume` has the table of a working copy's states.
+A call that changes a working copy takes the copy out of the cache first, so no other call can use it meanwhile. A copy
+stays in the cache as long as a session or a reader has its `CopyHandle`. `volume` has the table of a working copy's
+states.
 
-A process that starts removes the folders of processes that have ended.
+A process that starts removes the scratch folders of processes that have ended.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from toolpack_server.volumes.working_copy import WorkingCopy
 
 PREFIX = "toolpack-server-"
 _LOCK = "lock"
-MAX_RECENT = 16  # shared copies whose handles the cache holds itself, as the next reader may need them
+MAX_RECENT = 16  # max shared copies that the cache itself keeps, by their handles, for the next reader
 
 FULL_TEXT = "The scratch folder is full; nothing was changed. Free some space there, or set TOOLPACK_SCRATCH_DIR."
 _FREE_BYTES = 2**16  # a folder with fewer free bytes is full
@@ -40,10 +41,10 @@ def is_full(folder: Path) -> bool:
 
 
 def check_folder(settings: Settings) -> None:
-    """Check that `TOOLPACK_SCRATCH_DIR` is a writable folder. It may be full: space may become free later.
+    """Check that `TOOLPACK_SCRATCH_DIR` is a writable folder. A full folder is accepted: space may become free later.
 
     Raises:
-        SettingsError: It isn't a folder, or the server can't write to it.
+        SettingsError: The path isn't a folder, or the server can't write to it.
     """
     folder = settings.scratch_dir
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
@@ -54,7 +55,7 @@ class _CacheEntry:
     """Cache entry of one working copy.
 
     Attributes:
-        handle: Weak reference to the entry's handle, as long as that exists.
+        handle: Weak reference to the entry's handle. None if there was no handle yet, or a call has taken the copy.
         readers: Number of callers that read the copy now.
         shared: Several sessions may use the copy, so nothing may change it.
         is_dropped: The entry was removed from the cache; its last reader discards the copy.
@@ -79,7 +80,7 @@ class CopyHandle:
 
     Attributes:
         entry: The cache entry.
-        source: Handle of the copy that this one was cloned from. It keeps that copy cached: other sessions may need it.
+        source: Handle of the copy from which this copy was cloned. It keeps the original cached for other sessions.
     """
 
     __slots__ = ("__weakref__", "entry", "source")
@@ -87,7 +88,7 @@ class CopyHandle:
     def __init__(self, entry: _CacheEntry, source: "CopyHandle | None", unreferenced: "deque[_HandleRef]") -> None:
         self.entry = entry
         self.source = source
-        # The callback only appends to a deque: garbage collection may run it anywhere, under any lock.
+        # The callback only appends to a deque, because garbage collection may run it while the thread holds any lock.
         entry.handle = _HandleRef(self, unreferenced.append)
         entry.handle.entry = entry
 
@@ -148,7 +149,7 @@ class Scratch:
         """Return the handle of a working copy that the caller reads until `release`. Load the copy if it isn't cached.
 
         Args:
-            key: Cache key of the volume's version. None if it isn't known; then only `handle` finds a copy.
+            key: Cache key of the volume's version. None if the key isn't known; then only `handle` finds a copy.
             handle: Handle of the session's own copy, if it has one.
             load: Creates the working copy.
 
@@ -158,7 +159,7 @@ class Scratch:
         with self._lock:
             entry = self._find(key, handle)
             if entry is not None:
-                entry.shared |= handle is None
+                entry.shared |= handle is None  # without a handle, the caller isn't the session that owns the copy
                 return self._acquire(entry)
         return self._add_shared(key, self._make(load))
 
@@ -167,15 +168,15 @@ class Scratch:
     ) -> tuple[WorkingCopy, CopyHandle | None]:
         """Return a working copy that the caller changes until `put` or `discard`, and the handle of its source.
 
-        The session's own copy leaves the cache, if no other session shares or reads it. Otherwise the copy is cloned,
-        because the next fork of this version will need the original. Arguments and errors are those of `share`.
+        The session's own copy leaves the cache if no other session shares or reads it. Otherwise the copy is cloned,
+        because the next fork of this version will need the original. `share` describes the arguments and errors.
         """
         with self._lock:
             entry = None if handle is None else self._entries.get(handle.entry.name)
             if handle is not None and entry is not None and not entry.shared and not entry.readers:
                 del self._entries[entry.name]
                 self._bytes -= entry.size
-                entry.handle = None  # when the handle is collected, the copy must stay
+                entry.handle = None  # so that the copy stays when the old handle is garbage-collected
                 return entry.copy, handle.source
         shared = self.share(key, handle, load)
         try:
@@ -186,7 +187,7 @@ class Scratch:
         return clone, shared.source or shared
 
     def _add_shared(self, key: Hashable | None, loaded: WorkingCopy) -> CopyHandle:
-        """Cache a loaded working copy for all readers, and return its handle to the first one."""
+        """Cache a loaded working copy as a shared copy, and return its handle for the first reader."""
         name = self._new_name() if key is None else key
         with self._lock:
             entry = self._entries.get(name)
@@ -203,7 +204,7 @@ class Scratch:
         """End reading a working copy.
 
         Args:
-            keep: Keep the copy for other readers. False if it may have been changed.
+            keep: Keep the copy for other readers. False if the copy may have been changed.
         """
         entry = handle.entry
         discarded: list[WorkingCopy] = []
@@ -220,13 +221,13 @@ class Scratch:
         """Put a taken working copy back, and return its handle, which the session holds for its next call.
 
         Args:
-            key: Cache key of the volume's version, if it is known already.
+            key: Cache key of the volume's version. None if the key isn't known yet.
             source: The handle that `take` returned.
         """
         try:
             with self._lock:
-                # An entry with this key is shared. This copy gets a name of its own beside it, or each call of the
-                # session would have to clone again.
+                # If the key is in the cache already, that entry is shared. This copy then gets its own name, because
+                # each call of the session would have to clone a shared copy.
                 name: Hashable = self._new_name() if key is None or key in self._entries else key
                 entry = _CacheEntry(name, copy, shared=False)
                 handle = CopyHandle(entry, source, self._unreferenced)
@@ -249,7 +250,7 @@ class Scratch:
         with self._lock:
             while self._unreferenced:
                 entry = self._unreferenced.popleft().entry
-                # Meanwhile a reader may have found the copy again, or a call may have taken it.
+                # Keep the entry if a reader has found it again meanwhile, or if a call has taken its copy.
                 if self._entries.get(entry.name) is entry and (entry.handle is None or entry.handle() is None):
                     self._drop(entry, discarded)
         for copy in discarded:
@@ -261,10 +262,11 @@ class Scratch:
             self._finalize()
 
     def _new_name(self) -> str:
-        """Return an unused name. It isn't random, because the random generators of a call may be pinned."""
+        """Return an unused name. The name isn't random, because the random generators of a call may be pinned."""
         return f"copy-{next(self._numbers)}"
 
     def _find(self, key: Hashable | None, handle: CopyHandle | None) -> _CacheEntry | None:
+        """Return the entry of a handle, or else the entry with a key. The caller must hold the lock."""
         for name in (handle and handle.entry.name, key):
             if name is not None and name in self._entries:
                 self._entries.move_to_end(name)
@@ -284,7 +286,10 @@ class Scratch:
         return handle
 
     def _drop(self, entry: _CacheEntry, discarded: list[WorkingCopy]) -> None:
-        """Remove an entry from the cache. If no reader has its copy, add that to `discarded`."""
+        """Remove an entry from the cache. If no reader has its copy, add the copy to `discarded`.
+
+        The caller must hold the lock. It discards these copies after it has released the lock.
+        """
         del self._entries[entry.name]
         self._bytes -= entry.size
         entry.is_dropped = True
@@ -306,6 +311,7 @@ class Scratch:
             copy.discard()
 
     def _make(self, make: Callable[[], WorkingCopy]) -> WorkingCopy:
+        """Return the working copy that `make` creates. Raise `OverloadedError` if the disk is full."""
         try:
             return make()
         except OSError as error:
@@ -315,6 +321,7 @@ class Scratch:
             ) from error
 
     def _make_folder(self) -> Path:
+        """Create the process's own folder with a lock file. The lock shows other processes that this process runs."""
         try:
             parent = self._parent or _default_folder(self._max_bytes)
             folder = parent / f".{PREFIX}{secrets.token_hex(8)}"
@@ -333,13 +340,14 @@ class Scratch:
         return folder
 
     def _detach_lock(self) -> None:
-        """Close the lock file in a forked process, so that the folder can be removed once this process has ended."""
+        """Close the lock file in a forked process, so that the lock is free once the owner of the folder has ended."""
         if self._finalize is not None and self._finalize.alive:
             detach([self._lock_file])
 
 
 def _remove(folder: Path, lock: int, process: int) -> None:
-    if process == os.getpid():  # a forked process runs the finalizer, too
+    """Remove the folder of a process, and close its lock file."""
+    if process == os.getpid():  # a forked process runs this finalizer, too, but must not remove the folder
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
@@ -351,7 +359,7 @@ def remove_leftovers(folder: Path | None) -> None:
             with contextlib.suppress(OSError):
                 lock = os.open(leftover / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the process still runs
                     shutil.rmtree(leftover, ignore_errors=True)
                 finally:
                     os.close(lock)

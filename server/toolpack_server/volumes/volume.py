@@ -9,8 +9,8 @@ If the chain is full, the newest pieces are merged into one.
 A call uses a volume through a *working copy*: a file, a folder or an object with the content of the chain. Working
 copies are a cache (`volumes/scratch.py`), so any of them may be lost at any time.
 
-This module and the rest of the core know no kind of volume. A kind consists of a subclass of `Volume` and one of
-`WorkingCopy`. A feature lists its kinds in `volumes`.
+This module and the rest of the core don't depend on any kind of volume. A kind consists of a subclass of `Volume` and a
+subclass of `WorkingCopy`. A feature lists its kinds in `volumes`.
 
 States of a working copy
 ------------------------
@@ -19,11 +19,11 @@ States of a working copy
 State     Who may use it                     Next state
 ========= ================================== =======================================================================
 shared    any reader of the version that     discarded: its last handle is gone, the scratch folder needs space, or
-          its key names; nobody changes it   the `Volume.abandon` of a reader can't prove that it is unchanged
+          its key names; nothing changes it  the `Volume.abandon` of a reader can't prove that the copy is unchanged
 
 open      one call, which may change it; it  pending: all volumes of the call have finished, and their pieces exist
           was the session's private copy,
-          or is a clone of a shared one      private: `Volume.abandon` proves that nothing was written
+          or is a clone of a shared copy     private: `Volume.abandon` proves that nothing was written
 
                                              discarded: in every other case
 
@@ -40,12 +40,12 @@ private   the session, by its handle; forks  open: the session's next call that 
 
                                              discarded: the session ends, or the worker drops its state
 
-discarded nobody                             `WorkingCopy.discard` runs after its last reader
+discarded no caller                          `WorkingCopy.discard` runs after its last reader
 ========= ================================== =======================================================================
 
-So an open working copy is kept only in two cases, and each needs a proof. An error, a missed deadline, the end of a
-process and a bug in the server give no proof. The key of a working copy consists of the blob ids of its chain. An id is
-drawn when a piece is sealed, and other sessions learn it only from the commit.
+So an open working copy is kept only in two cases: its pieces exist, or it is proven unchanged. In all other cases, such
+as a missed deadline, the end of a process or a bug in the server, it is discarded. The key of a working copy consists
+of the blob ids of its chain. Each sealed piece gets a new id, and other sessions learn the id only from the commit.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ SLOTS = MAX_PIECES + 1
 """Maximum number of parts of a chain: its pieces, and an end marker."""
 
 VOID = b""
-"""Payload of an emptied slot. A store can't delete a part."""
+"""Payload of an emptied slot, which is needed because a store can't delete a part."""
 
 _END_PREFIX = b"end "  # an end marker names the last piece, so a chain without that piece is detected
 
@@ -78,13 +78,13 @@ _DIGEST_BYTES = 16
 
 
 class Body(NamedTuple):
-    """Content of one piece in the format of its kind: a few JSON values, and bytes."""
+    """Content of one piece in the format of its kind of volume: a few JSON values, and bytes."""
 
     head: Mapping[str, Any]
     data: bytes | memoryview
 
 
-BYTES_PER_ENTRY = 3200  # sets `max_entries`: 20,971 files in 64 MB
+BYTES_PER_ENTRY = 3200  # `max_entries` is `max_bytes` divided by this: 20,971 files in 64 MiB
 
 
 class Limits(NamedTuple):
@@ -95,7 +95,7 @@ class Limits(NamedTuple):
         max_entries: Maximum number of named entries, such as files.
         view_rows: Maximum number of rows of a table in a view.
         view_seconds: Time limit for creating a view.
-        lazy_min_bytes: Size from which on an environment is stored in pieces; 0 means never.
+        lazy_min_bytes: Minimum size of an environment that is stored in pieces; 0 means never.
     """
 
     max_bytes: int = 64 * 2**20
@@ -167,13 +167,13 @@ class Content(ABC):
         """
 
     def resources(self) -> Sequence[Any]:
-        """Return the objects that the function received from it and that can't be used after the call."""
+        """Return the objects that the function got from this content and that can't be used after the call."""
         return ()
 
     def explain(self, error: BaseException) -> BaseException:
         """Return an error that a function raised, with details that its author needs but couldn't know.
 
-        If a `RequestError` is returned instead, it refuses the call.
+        If the result is a `RequestError`, the call is refused with it instead.
         """
         return error
 
@@ -193,8 +193,8 @@ class Volume(Content):
     Attributes:
         alternative_types: Other types that a function's parameter may have to get this volume. Each is mapped to the
             name of the method that returns such an object.
-        written_by: Name and version of the library that lays out the bytes, if another version of it may lay out the
-            same content differently; else "".
+        written_by: Name and version of the library that lays out the bytes, if another version of the library may lay
+            out the same content differently; else "".
     """
 
     alternative_types: ClassVar[Mapping[type, str]] = {}
@@ -204,7 +204,7 @@ class Volume(Content):
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             lambda value: value if isinstance(value, cls) else cls.parse(value),
-            # Only serializes the default in a schema: `view` creates the JSON of environments.
+            # Pydantic uses this only for the default value in a schema. `view` creates the JSON of environments.
             serialization=core_schema.plain_serializer_function_ser_schema(lambda _: None),
         )
 
@@ -212,7 +212,7 @@ class Volume(Content):
     def __get_pydantic_json_schema__(cls, _schema: Any, _handler: Any) -> dict[str, Any]:
         return {"type": "object", "x-toolpack": cls.kind}
 
-    # Pydantic copies a default per environment only if it isn't hashable.
+    # Pydantic copies a default value for each environment only if the value isn't hashable.
     __hash__ = None  # type: ignore[assignment]
 
     @abstractmethod
@@ -221,7 +221,7 @@ class Volume(Content):
 
     @abstractmethod
     def build(self, limits: Limits) -> Body:
-        """Return the first piece: the whole content that an author, or the JSON of a client, has put in.
+        """Return the first piece: the whole content, from an author's code or from a client's JSON.
 
         Raises:
             InvalidParamsError: The content is invalid or too large; the message gives the reason.
@@ -232,7 +232,7 @@ class Volume(Content):
     def parse(cls, value: Any) -> Self:
         """Return an instance from the JSON value of `create_session(environment=…)`.
 
-        The value is untrusted. `parse` runs no code for it, such as SQL; `build` does.
+        The value is untrusted. `parse` runs no code in it, such as SQL; `build` does.
 
         Raises:
             ValueError: The value doesn't fit.
@@ -243,7 +243,7 @@ class Volume(Content):
 
     @classmethod
     def json_schema(cls, default: "Volume | None") -> Mapping[str, Any]:  # noqa: ARG003 - kinds use it
-        """Return members that `list_toolpacks` shows in the schema of the field besides its type."""
+        """Return further members of the field's schema, which `list_toolpacks` shows."""
         return {}
 
     @classmethod
@@ -281,9 +281,9 @@ class Volume(Content):
         """
 
     def at(self, steps: Sequence[str], after: str | None, limit: int | None) -> Any:  # noqa: ARG002 - kinds use them
-        """Return the JSON value in the view at the steps of a JSON Pointer. Kinds read only the needed data.
+        """Return the JSON value in the view at the steps of a JSON Pointer.
 
-        The default takes the value from the whole view, and ignores `after` and `limit`.
+        This takes the value from the whole view, and ignores `after` and `limit`. A kind can override it to read less.
 
         Args:
             after: Key of an object after which to begin. None: begin with the first key.
@@ -342,13 +342,13 @@ class VolumeContext:
 
 
 class Chain:
-    """Pieces of one volume at one version.
+    """The pieces of one volume at one version, in order.
 
     Args:
         name: The volume's name for clients: its toolpack and the path of its attribute, such as `shop/db`.
         parts: Names of its parts, by slot.
-        ids: Blob ids of the parts, by slot; "" if an id isn't known. If all are known, they are the working copy's
-            cache key.
+        ids: Blob ids of the parts, by slot; "" if an id isn't known. If all ids are known, they are the cache key of
+            the working copy.
         read: Returns the payload of a part.
     """
 
@@ -367,15 +367,17 @@ class Chain:
         """Read and check all pieces, and return their content and metadata, the first piece first.
 
         Args:
-            first: Metadata of the first piece, if the caller has its content. Then only later pieces are returned as
-                content.
+            first: Metadata of the first piece, if the caller has its content. Then only the content of later pieces is
+                returned.
 
         Raises:
             StateDamagedError: A piece can't be read, or isn't from this chain.
         """
+        # A store could lose the newest piece, or return another version's. So each piece names the piece before it, and
+        # the end markers in the slots after the last piece name that piece.
         bodies: list[Body] = []
         pieces: list[PieceInfo] = [] if first is None else [first]
-        ends: list[bytes] = []
+        unused_payloads: list[bytes] = []  # of the slots after the last piece
         for slot, part in enumerate(self.parts):
             if part != part_name(self.name, self.kind, slot):
                 raise damaged_error(self.name)
@@ -383,18 +385,18 @@ class Chain:
                 continue
             payload = self._read(part)
             if is_void(payload):
-                ends.append(payload)
+                unused_payloads.append(payload)
                 continue
             try:
                 body, piece_id, previous = _unpack(payload)
                 sizes = kind.sizes(body) if pieces else None
             except (LookupError, TypeError, ValueError) as error:
                 raise damaged_error(self.name) from error
-            if ends or previous != (pieces[-1].id if pieces else ""):
+            if unused_payloads or previous != (pieces[-1].id if pieces else ""):
                 raise damaged_error(self.name)
             bodies.append(body)
             pieces.append(PieceInfo(piece_id, sizes, len(payload)))
-        if not pieces or not {VOID, *(_end_marker(piece.id) for piece in pieces)}.issuperset(ends):
+        if not pieces or not {VOID, *(_end_marker(piece.id) for piece in pieces)}.issuperset(unused_payloads):
             raise damaged_error(self.name)
         return bodies, tuple(pieces)
 
@@ -404,15 +406,15 @@ class Mount:
     """Access of one call, or one reader, to a volume.
 
     Attributes:
-        read_only: Reason why the volume must not be written; "" if it may be. The kind must refuse to write then,
-            because other calls may read the same working copy.
-        pinned: The clock and the random generators are pinned during the call.
-        handle: Before and after the use: handle of the session's own working copy. During the use: handle of the copy
-            that is read, or of the one that the working copy was cloned from.
+        read_only: Reason why the volume must not be changed; "" if it may be changed. With a reason, the volume must
+            refuse changes, because other calls may read the same working copy.
+        pinned: Whether the clock and the random generators are pinned during the call.
+        handle: Handle of the session's own working copy. While the call uses the volume: handle of the copy that is
+            read, or of the copy from which the working copy was cloned.
         working_copy: The working copy, once the call has used the volume. If the call isn't read-only, the copy is
             open: no other call uses it.
         error: Reason why there is no working copy. The request is refused, even if the function catches the error.
-        ended: The call has ended, but its function has kept the volume.
+        ended: Whether the call has ended. Its function may have kept the volume.
     """
 
     chain: Chain
@@ -430,12 +432,13 @@ class Mount:
 
         Raises:
             ValueError: The call has ended.
+            Exception: The working copy can't be created. `error` has this exception, too.
         """
         if self.working_copy is None:
             if self.ended:
                 raise self.too_late()
             scratch, key = self.context.scratch, self.chain.key
-            with uninterruptible:
+            with uninterruptible:  # a deadline between `take` and the assignment would lose the copy
                 try:
                     if self.read_only and self.volume.is_shareable:
                         self.handle = scratch.share(key, self.handle, self._load)
@@ -456,6 +459,7 @@ class Mount:
 
 
 def part_name(name: str, kind: str, slot: int) -> str:
+    """Return the name of the part for a slot of a volume."""
     return f"{name}{SEPARATOR}{kind}{SEPARATOR}{slot}"
 
 
@@ -497,24 +501,24 @@ def first_piece(kind: str, body: Body) -> bytes:
 def extend_chain(
     chain: Chain, volume: Content, pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]
 ) -> tuple[dict[str, bytes], tuple[PieceInfo, ...]]:
-    """Return the payloads of the parts that a change writes, and the metadata of the chain's pieces after it.
+    """Return the payloads of the parts that a change writes, and the metadata of the chain's pieces after the change.
 
-    If the chain is full, the newest pieces are merged: the fewest that leave each piece at least as large as all later
-    pieces together.
+    If the chain is full, the newest pieces are merged with the change. As few pieces as possible are merged, but each
+    remaining piece must be at least as large as all later pieces together.
     """
     slot = len(pieces)
     if slot == MAX_PIECES:
         slot, changed = _plan_merge(pieces, changed)
     piece_id, payload = _pack(chain.kind, pieces[slot - 1].id if slot else "", volume.body(changed if slot else None))
     payloads = {part_name(chain.name, chain.kind, slot): payload}
-    # The end markers name a piece of this chain, so that a marker of another version isn't accepted.
-    above = range(slot + 1, max(slot + 1, len(pieces)) + 1)
-    payloads |= {part_name(chain.name, chain.kind, unused): _end_marker(piece_id) for unused in above}
+    # The slots after the new piece get an end marker that names the piece, so that another version's isn't accepted.
+    unused_slots = range(slot + 1, max(slot + 1, len(pieces)) + 1)
+    payloads |= {part_name(chain.name, chain.kind, unused): _end_marker(piece_id) for unused in unused_slots}
     return payloads, (*pieces[:slot], PieceInfo(piece_id, changed if slot else None, len(payload)))
 
 
 def _plan_merge(pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]) -> tuple[int, Mapping[Key, int]]:
-    """Return the first slot whose pieces are merged with a change, and the merged sizes of their keys."""
+    """Return the slot of the first piece to merge with a change, and the sizes of all keys in the merged piece."""
     for slot in range(len(pieces) - 1, 0, -1):
         changed = {**(pieces[slot].sizes or {}), **changed}
         following = sum(changed.values())
@@ -528,6 +532,7 @@ def _plan_merge(pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]) -> tu
 
 
 def _pack(kind: str, previous: str, body: Body) -> tuple[str, bytes]:
+    """Return the id and the payload of a piece. `previous` is the id of the piece before it."""
     hashed = hashlib.blake2b(orjson.dumps([kind, previous, body.head]), digest_size=_DIGEST_BYTES)
     hashed.update(body.data)
     piece_id = hashed.hexdigest()
@@ -586,7 +591,7 @@ def take_out(environment: Any, *, of_instances: bool) -> dict[str, Volume]:
 
 
 def put_in(environment: Any, path: str, volume: Volume, *, of_instances: bool) -> bool:
-    """Set a volume at its path. Return False if the environment lacks the holder: it may have only some fields."""
+    """Set a volume at its path. Return False if the holder of the attribute isn't among the environment's fields."""
     for prefix, holder in holders(environment, of_instances=of_instances):
         if path.startswith(prefix) and "." not in path.removeprefix(prefix):
             holder.__dict__[path.removeprefix(prefix)] = volume

@@ -41,8 +41,8 @@ class WorkingCopy(ABC):
 
     @abstractmethod
     def clone(self) -> Self:
-        """Return a separate copy that may be changed. Other calls may read this one meanwhile."""
+        """Return a separate copy that may be changed. Other calls may read this working copy meanwhile."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Free the file, folder or memory. Must be quick. Called once, after the last use."""
+        """Free the file, folder or memory. This is called once, after the last use, and must be quick."""

@@ -1,14 +1,14 @@
-"""Paths relative to the module of the author who creates a database or files.
+"""Paths relative to the module in which an author creates a database or files.
 
-The server's working folder doesn't matter, so a toolpack behaves the same in any of them. The working
-folder is used only if there is no module file, as in an interactive session.
+They don't depend on the server's working folder, so a toolpack behaves the same wherever the server starts. The working
+folder is used only if the module has no file, as in an interactive session.
 """
 
 import os
 import sys
 from pathlib import Path
 
-_SKIPPED_PACKAGES = ("toolpack_server", "pydantic")  # pydantic calls the default factories of fields
+_SKIPPED_PACKAGES = ("toolpack_server", "pydantic")  # pydantic may be the caller, as of a field's default factory
 
 
 def relative_to_caller(path: str | os.PathLike[str]) -> Path:

@@ -1,7 +1,7 @@
 """Database volume: a SQLite database that is a field of an environment.
 
-SQLite behaves as usual. This package decides where the file comes from, which changes are stored after a call, and
-which operations SQL may not use: see `database_file` and `database_connection`.
+SQLite behaves as usual. This package decides where the file comes from, which changes are stored after a call
+(`database_file`), and which operations SQL may not use (`database_connection`).
 """
 
 import contextlib
@@ -51,8 +51,8 @@ _SQL_FILES, _DATABASE_FILES = (".sql",), (".db", ".sqlite", ".sqlite3")
 _BOTH = "use either connect() or path() in one call, not both"
 _PATH_IN_USE = "a block of path() is still open, and two would overwrite each other's changes: end it first"
 _FILE_IN_USE = "close every connection to the file of path() before its block ends"
-PAGE_SIZE = 2048  # of new databases; with 4096, each version would take nearly twice as many bytes
-_UNLIMITED_BYTES = 2**40  # for databases outside a session, which have no limit
+PAGE_SIZE = 2048  # page size of new databases; with 4096, each version would take nearly twice as many bytes
+_UNLIMITED_BYTES = 2**40  # limit for databases outside a session: practically none
 _DIGEST_BYTES = 16
 
 
@@ -73,8 +73,8 @@ class Database(Volume):
     _schema: str | Path | None = None
     _fill: Fill | None = None
     _foreign_keys = False
-    _pages: bytes | None = None  # content of the file; replaces the schema
-    _own: "DatabaseFile | None" = None  # file of an author's instance, once it is used
+    _pages: bytes | None = None  # initial content of the file, used instead of the schema
+    _own: "DatabaseFile | None" = None  # file of an author's instance, created at first use
     _connection: SessionConnection | None = None
     _unread = False  # a connection may have committed pages that aren't in `_changed` yet
     _written = False  # the file was changed, so a failed call must discard it
@@ -95,7 +95,7 @@ class Database(Volume):
 
     @contextlib.contextmanager
     def path(self) -> Iterator[Path]:
-        """Yield a temporary file with the database's content. Changes in the file are taken over when the block ends.
+        """Yield a temporary file with the database's content. Changes in the file are stored when the block ends.
 
         Raises:
             sqlite3.OperationalError: The call also uses a connection, another block is open, or something still uses
@@ -114,7 +114,7 @@ class Database(Volume):
                 file = self._file()
                 path = file.clone().path
                 self._is_path_open = True
-                set_versions(path, b"\1\1")  # other programs can then open it without a log
+                set_versions(path, b"\1\1")  # so that other programs can open the file without a log
             yield path
             with uninterruptible:
                 self._take_over(file, path)
@@ -163,7 +163,7 @@ class Database(Volume):
         if not isinstance(value, str):
             raise ValueError("a database must be a string with SQL that creates it")  # noqa: TRY004 - for pydantic
         database = cls()
-        database._schema = value  # not `_sql_or_path`: a client must not name a file of the server
+        database._schema = value  # without `_sql_or_path`, because a client must not read a file of the server
         return database
 
     @override
@@ -184,7 +184,7 @@ class Database(Volume):
     def json_schema(cls, default: Volume | None) -> Mapping[str, Any]:
         if not isinstance(default, Database):
             return {}
-        unfilled = cls()  # describing a toolpack runs no code of its author, such as `fill`
+        unfilled = cls()  # without `fill`, because describing a toolpack must not run its author's code
         vars(unfilled).update(_schema=default.schema)
         body = unfilled.build(Limits())
         with tempfile.TemporaryDirectory(prefix="toolpack-database-") as folder:
@@ -249,6 +249,7 @@ class Database(Volume):
             with self._reading() as before, after._reading() as now:
                 return database_views.patch(before, now, path, lambda *_: {})
         differing = one.differing(other.path)
+        # Equal databases may differ in the counters of page 1.
         if one.pages == other.pages and differing <= {1}:
             first = [normal_pages(Body({}, file.read([1]))) for file in (one, other)]
             if first[0] == first[1]:
@@ -266,7 +267,7 @@ class Database(Volume):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Reading]:
-        """Yield a `Reading` for a view, within limits: an untrusted schema decides what SQLite computes for it."""
+        """Yield a `Reading` for a view. Time and memory are limited, because an untrusted schema may compute much."""
         limits, name = self._limits, "" if self.mount is None else f" {self.mount.chain.name!r}"
         reading = None
         try:
@@ -282,6 +283,7 @@ class Database(Volume):
             raise ResultError(f"The database{name}{table} can't be shown: {self._why(error)}.") from error
 
     def _why(self, error: Exception) -> str:
+        """Return the reason why the database can't be shown."""
         limits = self._limits
         rules = self._connection.rules if self._connection else None
         if str(error) == INTERRUPTED and not (rules and rules.is_over_memory):
@@ -293,7 +295,7 @@ class Database(Volume):
     @override
     def export(self) -> bytes:
         exported = bytearray(self._file().path.read_bytes())
-        exported[18:20] = b"\1\1"
+        exported[18:20] = b"\1\1"  # the versions, as `set_versions` writes them
         return bytes(exported)
 
     @classmethod
@@ -315,6 +317,7 @@ class Database(Volume):
         return self._own
 
     def _connected(self) -> SessionConnection:
+        """Return the open connection. Open one at first use, or if the function has closed the last connection."""
         connection = self._connection
         if connection is None or connection.ended is None:
             if self.mount is not None and self.mount.ended:
@@ -331,12 +334,13 @@ class Database(Volume):
             if mount is None
             else (mount.context.limits.max_bytes, bool(mount.read_only), mount.pinned)
         )
-        self._unread |= not read_only  # before opening: a deadline may interrupt the function at any step
+        self._unread |= not read_only  # set before opening, because a deadline may interrupt the function at any step
         connection = open_connection(file, limit, read_only=read_only, pinned=pinned)
-        me = weakref.ref(self)  # somebody may keep the connection, which must keep nothing else
+        # A function may keep the connection. Weak references ensure that the connection keeps nothing else alive.
+        database_of = weakref.ref(self)
 
         def ended() -> None:
-            database = me()
+            database = database_of()
             if database is not None:
                 database.record_close(connection_of())
 
@@ -345,7 +349,7 @@ class Database(Volume):
         return connection
 
     def record_close(self, connection: SessionConnection | None) -> None:
-        """Record the commits of a connection that the function closes. Its open transaction is rolled back."""
+        """Record the commits of a connection that the function closes. Roll back its open transaction."""
         if connection is not None and (self.mount is None or not self.mount.read_only):
             self._record_commits(connection, commit=False)
 
@@ -370,7 +374,7 @@ class Database(Volume):
             commit: Commit an open transaction first.
 
         Raises:
-            sqlite3.OperationalError: The committed pages aren't known, or something still uses the database.
+            sqlite3.OperationalError: The committed pages aren't known, or a thread or cursor still uses the database.
         """
         connection, self._connection = self._connection, None
         if connection is None and not self._unread:
@@ -391,7 +395,7 @@ class Database(Volume):
 
     def _take_over(self, file: DatabaseFile, path: Path) -> None:
         """Copy the changes in another file to the database's file."""
-        connection = sqlite3.connect(path, timeout=0.1)  # fails fast if something still uses the file
+        connection = sqlite3.connect(path, timeout=0.1)  # short, to fail fast if a connection still uses the file
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
             set_versions(path, WAL_VERSION)
@@ -416,6 +420,7 @@ class Database(Volume):
         if self.mount is not None and changed.size > self.mount.context.limits.max_bytes:
             raise sqlite3.OperationalError(FULL)
         self._written = True
+        # Page 1 has the number of pages, so copy it even if it is equal.
         file.take_over(changed, differing | {1})
         self._changed = (self._changed or set()) | differing | {1}
 
@@ -455,7 +460,10 @@ class Database(Volume):
 
 
 def _sql_or_path(schema: str | Path | None) -> str | Path | None:
-    """Return SQL as a string, and the name of a file as a path."""
+    """Return SQL as a string, and the name of a file as a path.
+
+    A string is the name of a file if it ends with a known suffix and has no newline or semicolon.
+    """
     if schema is None:
         return None
     text = str(schema)
@@ -466,6 +474,7 @@ def _sql_or_path(schema: str | Path | None) -> str | Path | None:
 
 
 def _make_empty(path: Path) -> None:
+    """Create an empty database."""
     connection = sqlite3.connect(path)
     try:
         connection.execute(f"PRAGMA page_size={PAGE_SIZE}")
@@ -484,7 +493,8 @@ def _copy_database(source: Path, target: Path) -> None:
         reading, writing = sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True), sqlite3.connect(target)
         try:
             reading.backup(writing)
-        except sqlite3.OperationalError:  # SQLite must write: a journal is left, or its log has no index
+        # SQLite must write to the folder if a journal is left, or if the log has no index. So read a copy instead.
+        except sqlite3.OperationalError:
             reading.close()
             for suffix in ("", "-wal", "-journal"):
                 with contextlib.suppress(FileNotFoundError):
@@ -500,6 +510,7 @@ def _copy_database(source: Path, target: Path) -> None:
 
 
 def _read(source: Path) -> str:
+    """Return the content of a file with SQL. Raise `InvalidParamsError` if the file can't be read."""
     try:
         return source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -27,11 +27,13 @@ STEPS = 20_000  # instructions of SQLite's virtual machine between two checks of
 _NO_ATTACH = "ATTACH, DETACH and VACUUM INTO aren't allowed in a session's database"
 _VACUUM_ALONE = "SQL with the word ATTACH can't run VACUUM: run VACUUM by itself"
 _FUNCTIONS = {"load_extension", "fts3_tokenizer"}
+# Settings that SQL may read but not set.
 _FIXED = {
     *("writable_schema", "max_page_count", "trusted_schema", "cell_size_check", "page_size", "auto_vacuum"),
     *("query_only", "temp_store_directory", "data_store_directory"),
     *("hard_heap_limit", "soft_heap_limit"),  # limits of the whole process
 }
+# Settings that SQL can neither read nor set: SQLite ignores the PRAGMA.
 _DURABILITY = {
     *("journal_mode", "synchronous", "locking_mode", "wal_checkpoint", "wal_autocheckpoint", "journal_size_limit"),
     *("mmap_size", "temp_store", "busy_timeout"),
@@ -39,12 +41,12 @@ _DURABILITY = {
 _VACUUM = re.compile(r"\bvacuum\b", re.IGNORECASE)
 _ATTACH = re.compile(r"\battach\b", re.IGNORECASE)
 _MAX_BYTES = 10**9  # SQLite's own limit
-# trusted_schema: a schema may use SQLite's own functions and tables. They are safe but for `_FUNCTIONS`, which are
-# refused. With OFF, versions before 3.41 refuse JSON, full text and R-tree in views, triggers, CHECKs and indexes.
+# trusted_schema=ON: a schema may use SQLite's own functions and tables. They are safe except for `_FUNCTIONS`, which
+# are refused. With OFF, versions before 3.41 refuse JSON, full text and R-tree in views, triggers, CHECKs and indexes.
 _PRAGMAS = ("trusted_schema=ON", "cell_size_check=ON", "temp_store=MEMORY")
 
 FULL = "database or disk is full"
-UNKNOWN = "what was committed isn't known, as the connection could not be closed"
+UNKNOWN = "the committed changes aren't known, because the connection could not be closed"
 _NO_ROOM = (FULL, "disk I/O error", "unable to open database file", UNKNOWN)  # SQLite's errors if a disk is full
 CLOSED = "Cannot operate on a closed database."
 INTERRUPTED = "interrupted"
@@ -57,9 +59,9 @@ class _Rules:
 
     Attributes:
         denied: Reason of the last refusal, or "".
-        script: The SQL that runs now, one or several statements. None if it isn't known.
-        max_memory: If SQLite holds more bytes in the process, the statement is interrupted.
-        is_over_memory: The last check found more bytes.
+        script: The SQL that runs now, one or several statements. None if the SQL isn't known.
+        max_memory: If SQLite holds more bytes than this in the process, the statement is interrupted.
+        is_over_memory: Whether the last check found more bytes than `max_memory`.
         ends: Deadline of the statement on the monotonic clock. None: no deadline.
     """
 
@@ -73,23 +75,33 @@ class _Rules:
         self.ends: float | None = None
 
     def check_progress(self) -> bool:
-        """Return whether to interrupt the statement. The interpreter raises here when a function's deadline passes."""
+        """Return whether to interrupt the statement.
+
+        When a function's deadline passes during a long statement, the interpreter can raise the exception here.
+        """
         self.is_over_memory = _memory_used() > self.max_memory
         return self.is_over_memory or (self.ends is not None and time.monotonic() > self.ends)
 
     def authorize(self, action: int, first: str | None, second: str | None, _name: object, _inner: object) -> int:
+        """Return whether SQLite allows, ignores or refuses an action. SQLite calls this when it prepares a statement.
+
+        `first` and `second` depend on the action, for example the name and the value of a PRAGMA. See
+        https://www.sqlite.org/c3ref/set_authorizer.html.
+        """
         if action == sqlite3.SQLITE_PRAGMA:
             return self._pragma((first or "").lower(), second)
         if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FUNCTIONS:
             self.denied = f"{second}() isn't allowed in a session's database"
             return sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_DETACH or (action == sqlite3.SQLITE_ATTACH and (first or self._attaches())):
-            both = first == "" and action == sqlite3.SQLITE_ATTACH and _VACUUM.search(self.script or "")
-            self.denied = _VACUUM_ALONE if both else _NO_ATTACH
+            # A VACUUM attaches a file with an empty name. Beside the word ATTACH, it can't be told from an ATTACH.
+            is_vacuum = first == "" and action == sqlite3.SQLITE_ATTACH and _VACUUM.search(self.script or "")
+            self.denied = _VACUUM_ALONE if is_vacuum else _NO_ATTACH
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
     def _pragma(self, name: str, value: str | None) -> int:
+        """Return whether SQLite allows, ignores or refuses a PRAGMA. `value` is None if the PRAGMA only reads."""
         if name in _DURABILITY:
             return sqlite3.SQLITE_IGNORE
         if name in _FIXED and value is not None:
@@ -98,7 +110,7 @@ class _Rules:
         return sqlite3.SQLITE_OK
 
     def _attaches(self) -> bool:
-        """Return whether the SQL may contain an ATTACH. Otherwise SQLite itself attaches a file, for a VACUUM."""
+        """Return whether the SQL may contain an ATTACH. If not, SQLite itself attaches a file to run a VACUUM."""
         return self.script is None or _ATTACH.search(self.script) is not None
 
 
@@ -129,7 +141,7 @@ class SessionConnection(sqlite3.Connection):
 
     Attributes:
         rules: State of the authorizer.
-        ended: Hook that runs before the function closes the connection.
+        ended: Hook that runs before the function closes the connection. None after that.
     """
 
     rules: _Rules
@@ -160,7 +172,7 @@ class SessionConnection(sqlite3.Connection):
         return blob
 
     def close(self) -> None:
-        """Close the connection, its cursors and its blobs: a live cursor would keep the file open and locked."""
+        """Close the connection, its cursors and its blobs. A live cursor would keep the file open and locked."""
         if self.ended is not None:
             ended, self.ended = self.ended, None
             ended()
@@ -169,11 +181,12 @@ class SessionConnection(sqlite3.Connection):
         super().close()
 
     def __del__(self) -> None:
-        # Nothing closes the connection of an author's own instance. From Python 3.13 on, that would be a warning.
+        # No code closes the connection of an author's own instance. Python 3.13 and later would warn about that.
         with contextlib.suppress(sqlite3.Error):
             super().close()
 
     def close_cursors(self) -> None:
+        """Close all cursors and blobs of the connection."""
         for opened in [*self._opened]:
             opened.close()
 
@@ -212,7 +225,7 @@ class SessionConnection(sqlite3.Connection):
 
 
 def _memory_counter() -> Callable[[], int]:
-    """Return SQLite's function that counts its bytes in the process, or one that returns 0 if it isn't accessible."""
+    """Return SQLite's function that counts its bytes in the process. If it isn't accessible, return 0 for each call."""
     try:
         counter = ctypes.CDLL(_sqlite3.__file__).sqlite3_memory_used
     except (AttributeError, OSError):  # the module is built into the interpreter, or hides the library's symbols
@@ -239,12 +252,12 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
 
     Args:
         max_bytes: The maximum size of the database, from which the memory limits follow.
-        pinned: Time and random functions of SQL use Python's, which are pinned.
+        pinned: Make the time and random functions of SQL use Python's clock and random numbers, which are pinned.
     """
     mode = "mode=ro&immutable=1" if read_only else "mode=rw"
     connection = sqlite3.connect(f"{file.uri}?{mode}", uri=True, check_same_thread=False, factory=SessionConnection)
     # SQLite's limit applies to the whole process. Beyond it, any allocation fails, even in the store. So a statement is
-    # interrupted at three quarters; the rest is left for the short statements of other users.
+    # interrupted at three quarters of the limit, and the rest is left for short statements of other connections.
     connection.rules.max_memory = memory_bytes(max_bytes) // 4 * 3
     pragmas = [*_PRAGMAS, f"hard_heap_limit={memory_bytes(max_bytes)}"]
     if not read_only:
@@ -268,7 +281,7 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
         sqlite3.Connection.set_authorizer(connection, connection.rules.authorize)
         sqlite3.Connection.set_progress_handler(connection, connection.rules.check_progress, STEPS)
     except BaseException:
-        connection.close()  # the error's traceback keeps the connection, which would keep the file locked
+        connection.close()  # otherwise the error's traceback would keep the connection open and the file locked
         raise
     return connection
 
@@ -276,7 +289,17 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
 def explain(
     error: BaseException, rules: _Rules | None, file: DatabaseFile | None, read_only: str, max_bytes: int
 ) -> BaseException:
-    """Add the reason to an error of SQLite. Return the error, or an `OverloadedError` if the disk is full."""
+    """Add the reason to the text of an error of SQLite.
+
+    Args:
+        rules: State of the connection's authorizer. None: no connection.
+        file: The database's file, to check the free space. None: don't check it.
+        read_only: Reason why the database must not be changed, or "".
+        max_bytes: Maximum size of the database.
+
+    Returns:
+        The error, or an `OverloadedError` if the disk is full.
+    """
     if isinstance(error, MemoryError) and not error.args and rules is not None:
         error.args = (_memory_text(max_bytes),)
     if not isinstance(error, sqlite3.Error) or len(error.args) != 1 or not isinstance(error.args[0], str):
@@ -319,20 +342,21 @@ def _no_tokenizer(*_arguments: object) -> NoReturn:
 
 
 _TIMES = dict.fromkeys(("date", "time", "datetime", "julianday", "unixepoch"), (0, 1)) | {"strftime": (1, 2)}
-"""SQL functions of times: the index of their first time argument, and the index of the first modifier."""
+"""SQL functions of times: the index of the first time argument, and the index of the first modifier after the times."""
 if sqlite3.sqlite_version_info >= (3, 43):
     _TIMES["timediff"] = (0, 2)
 
-# Words for the current time. Versions before 3.42 know only the first. The others also request milliseconds.
+# Words for the current time. Versions before 3.42 know only `now`. The other words also request milliseconds.
 _NOW = "now"
 _WITH_FRACTION = ("subsec", "subsecond") if sqlite3.sqlite_version_info >= (3, 42) else ()
 _ZONES = ("localtime", "utc")  # modifiers without effect: the time zone is UTC while the clock is pinned
 
 
 def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
-    """Replace SQLite's time and random functions by Python's, which are pinned.
+    """Replace SQLite's time and random functions by functions that use Python's clock and random numbers.
 
-    A second connection computes everything but the current time.
+    Each time function replaces words such as `now` by the pinned time. Then a second connection, which still has
+    SQLite's own functions, computes the result.
 
     Args:
         connection: The connection whose functions are replaced.
@@ -340,7 +364,7 @@ def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
     """
     plain = sqlite3.connect(":memory:", check_same_thread=False)
 
-    def original(name: str) -> Callable[..., Any]:
+    def replacement(name: str) -> Callable[..., Any]:
         first, last = _TIMES[name]
 
         def run(*arguments: Any) -> Any:
@@ -362,11 +386,11 @@ def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
 
     for name in _TIMES:
         count = 2 if name == "timediff" else -1
-        connection.create_function(name, count, original(name), deterministic=True)
+        connection.create_function(name, count, replacement(name), deterministic=True)
     for name, function in (("CURRENT_DATE", "date"), ("CURRENT_TIME", "time"), ("CURRENT_TIMESTAMP", "datetime")):
-        connection.create_function(name, 0, original(function))
+        connection.create_function(name, 0, replacement(function))
     connection.create_function("random", 0, lambda: int.from_bytes(os.urandom(8), signed=True))
-    # SQLite refuses a value that is one byte too long, so longer ones needn't be created.
+    # SQLite refuses a value that is one byte too long, so longer values needn't be created.
     connection.create_function("randomblob", 1, lambda size: os.urandom(min(max(int(size or 0), 1), max_bytes + 1)))
 
 
@@ -377,5 +401,6 @@ def _word(argument: Any) -> str:
 
 
 def _now() -> str:
+    """Return the current time in SQLite's format, from Python's clock."""
     seconds, rest = divmod(time.time_ns(), 10**9)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(seconds))}.{rest // 10**6:03d}"

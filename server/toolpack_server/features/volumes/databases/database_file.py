@@ -30,14 +30,14 @@ WAL_VERSION = b"\x02\x02"
 _VERSIONS = 18  # offset of the write and read versions: 1 is a rollback journal, 2 is a WAL
 _COUNTERS = ((24, 28), (92, 100))  # change counters, and the SQLite version of the last change
 _WAL_HEADER, _FRAME_HEADER = 32, 24
-_NUMBERS = "I"
+_NUMBERS = "I"  # type code of an array of page numbers: 4 bytes each
 
 
 def page_size_of(first: bytes | memoryview) -> int:
     """Return the page size of a database from the beginning of its file.
 
     Raises:
-        ValueError: It isn't a SQLite database.
+        ValueError: The file isn't a SQLite database.
     """
     if len(first) < HEADER_BYTES or bytes(first[: len(MAGIC)]) != MAGIC:
         raise ValueError("it isn't a SQLite database")
@@ -51,7 +51,7 @@ class DatabaseFile(WorkingCopy):
     Attributes:
         path: The file.
         uri: The path as SQLite's URI, without parameters.
-        page_size: In bytes.
+        page_size: Size of a page in bytes.
         pages: Number of pages.
         scratch: Scratch folder for copies of the file.
         foreign_keys: Foreign keys are enforced in every call.
@@ -119,7 +119,10 @@ class DatabaseFile(WorkingCopy):
         return os.access(f"{self.path}-wal", os.F_OK)
 
     def committed(self) -> tuple[set[int], int]:
-        """Return the numbers of the pages committed to the log, and the database's number of pages (0: no commit)."""
+        """Return the numbers of the pages committed to the log, and the database's number of pages (0: no commit).
+
+        Pages beyond the database's end are omitted.
+        """
         try:
             log = Path(f"{self.path}-wal").read_bytes()
         except FileNotFoundError:
@@ -127,6 +130,7 @@ class DatabaseFile(WorkingCopy):
         return committed_pages(log, self.page_size)
 
     def read(self, numbers: Iterable[int]) -> bytes:
+        """Return the content of the pages with these numbers, in this order."""
         size = self.page_size
         file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -135,7 +139,10 @@ class DatabaseFile(WorkingCopy):
             os.close(file)
 
     def take_over(self, other: "DatabaseFile", numbers: Iterable[int]) -> None:
-        """Write pages of another file, and its number of pages, into this one. Its connections may still be open."""
+        """Copy pages of another file into this file, and give it the same number of pages.
+
+        The file is changed in place, because it may have open connections.
+        """
         ordered = sorted(numbers)
         pages = memoryview(other.read(ordered))
         with self.path.open("r+b") as file:
@@ -146,7 +153,11 @@ class DatabaseFile(WorkingCopy):
         self.pages = other.pages
 
     def body(self, changed: Mapping[int, int] | None) -> Body:
-        """Return a piece with the pages of these numbers that the database still has. None: all pages."""
+        """Return a piece with the changed pages. Pages that the database doesn't have any more are omitted.
+
+        Args:
+            changed: The numbers of the pages, with the size of each. None: all pages.
+        """
         head = {"pages": self.pages}
         if changed is None:
             return Body({**head, "foreign_keys": self.foreign_keys}, self.path.read_bytes())
@@ -157,7 +168,7 @@ class DatabaseFile(WorkingCopy):
         return Body({**head, "changed": len(numbers)}, packed.tobytes() + self.read(numbers))
 
     def differing(self, other: Path) -> set[int]:
-        """Return the numbers of the pages in another file that are new or differ."""
+        """Return the numbers of the pages in another file that this file lacks, or that differ."""
         differing, number, at_once = set(), 0, 256
         with self.path.open("rb") as mine, other.open("rb") as theirs:
             while chunk := theirs.read(self.page_size * at_once):
@@ -202,7 +213,10 @@ def sizes_of(body: Body, page_size: int = 0) -> Mapping[int, int]:
 
 
 def normal_pages(body: Body) -> Sequence[bytes | memoryview]:
-    """Return the content of a piece in several parts, with the counters of changes and SQLite's version set to zero."""
+    """Return the content of a piece in several parts, without the counters of changes and SQLite's version.
+
+    Databases with equal content differ in these values, so they are set to zero.
+    """
     numbers = [1] if "changed" not in body.head else _numbers(body)
     if not numbers or numbers[0] != 1:
         return [body.data]
@@ -214,7 +228,11 @@ def normal_pages(body: Body) -> Sequence[bytes | memoryview]:
 
 
 def set_versions(path: Path, version: bytes) -> None:
-    """Set the write and read versions of a file without connections: two bytes of 2 for a log, of 1 for a journal."""
+    """Set the write and read versions of a file without connections.
+
+    Args:
+        version: Two bytes: 2 and 2 for a write-ahead log, 1 and 1 for a rollback journal.
+    """
     with path.open("r+b") as file:
         file.seek(_VERSIONS)
         if file.read(2) != version:
@@ -223,7 +241,7 @@ def set_versions(path: Path, version: bytes) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file, within the kernel if possible.
+    """Copy a file, inside the kernel if the file system supports that.
 
     Raises:
         OSError: The disk is full.
@@ -243,6 +261,7 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def _numbers(body: Body) -> Sequence[int]:
+    """Return the numbers of the pages in a piece other than the first."""
     packed = array.array(_NUMBERS)
     packed.frombytes(body.data[: 4 * body.head["changed"]])
     if sys.byteorder == "big":

@@ -1,11 +1,11 @@
-"""Find the rows that may differ between two files of a database, from their pages and without reading the rows.
+"""Search for the rows that may differ between two files of a database, without reading the rows.
 
 A table is a tree of pages. Its inner pages give the first and last rowid of each leaf
 (https://www.sqlite.org/fileformat2.html#b_tree_pages). If a leaf has the same page number and bytes in both files, its
 rows are equal, unless an overflow page with a large value has changed.
 
-If the result isn't certain, the functions return nothing, and the caller compares all rows. So a file in an unexpected
-format loses no change.
+If the result isn't certain, for example because a file has an unexpected format, `changed_ranges` returns an empty
+result. Then the caller compares all rows, so that no change is lost.
 """
 
 import mmap
@@ -20,31 +20,33 @@ _FIRST_PAGE_HEADER, _FREELIST, _ENCODING = 100, 32, slice(56, 60)
 _MIN_ROWID, _MAX_ROWID = -(2**63), 2**63 - 1
 
 Ranges = Sequence[tuple[int, int]]
-"""Ranges of rowids: the first and the last of each."""
+"""Ranges of rowids: the first and the last rowid of each range."""
 
 Tree = tuple[str, str, str | None]
 """Identity of a tree of pages: the type, the name and the SQL of a table or an index."""
 
 Roots = Mapping[Tree, int]
+"""The number of the first page of each tree."""
 
 _Leaves = dict[int, tuple[int, int]]
+"""The range of rowids of each leaf, by page number."""
 
 
 def changed_ranges(
     files: tuple[Path, Path], roots: tuple[Roots, Roots], page_size: int, differing: set[int]
 ) -> dict[Tree, Ranges]:
-    """Return the rowids whose rows may have changed, for each tree in both files.
+    """Return the rowids of the rows that may have changed, for each tree in both files.
 
-    An index has no rowids: its range is all or nothing. So is that of a table WITHOUT ROWID.
+    An index and a table WITHOUT ROWID have no rowids, so their range covers all rows or none.
 
     Args:
         files: Both files, with pages of the same size.
         roots: Number of the first page of each tree, for both files.
-        page_size: In bytes.
+        page_size: Size of a page in bytes.
         differing: Numbers of the pages in the second file that are new or differ.
 
     Returns:
-        Ranges by tree. Empty if they can't be determined.
+        Ranges by tree. Empty if the ranges can't be determined.
     """
     try:
         with ExitStack() as stack:
@@ -57,7 +59,7 @@ def changed_ranges(
             other.add_free_pages()
             # A page that is neither in a tree nor free in both files is an overflow page.
             has_changed_overflow = any(
-                page not in one.known and page not in other.known for page in differing if page <= one.pages
+                page not in one.visited and page not in other.visited for page in differing if page <= one.pages
             )
             if has_changed_overflow or one.encoding != other.encoding:
                 return {}
@@ -67,6 +69,7 @@ def changed_ranges(
 
 
 def _ranges(left: _Leaves, right: _Leaves, differing: set[int]) -> Ranges:
+    """Return the merged ranges of the leaves that differ, or that are in only one of two trees."""
     changed = [
         span
         for leaves, others in ((left, right), (right, left))
@@ -87,8 +90,8 @@ class _Trees:
 
     Attributes:
         pages: Number of pages.
-        known: Pages that are in a tree, or free.
-        encoding: Encoding of its texts.
+        visited: Pages that were found in a tree or in the list of free pages.
+        encoding: Encoding of texts in the file.
     """
 
     def __init__(self, path: Path, page_size: int) -> None:
@@ -96,7 +99,7 @@ class _Trees:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._size = page_size
         self.pages = len(self._data) // page_size
-        self.known: set[int] = set()
+        self.visited: set[int] = set()
         self.encoding = self._data[_ENCODING]
 
     def __enter__(self) -> Self:
@@ -106,31 +109,38 @@ class _Trees:
         self._data.close()
 
     def leaves(self, root: int) -> _Leaves:
-        """Return the leaves of a tree, with their ranges of rowids. For an index, return all pages: each has keys."""
+        """Return the leaves of a tree, with their ranges of rowids. For an index, return all pages: each page has keys.
+
+        Raises:
+            IndexError, ValueError, struct.error: The file has an unexpected format.
+        """
         level: _Leaves = {root: (_MIN_ROWID, _MAX_ROWID)}
         leaves = level
-        while (kind := self._data[self._start(next(iter(level)))]) not in _LEAVES:  # all leaves are equally deep
-            self._add_known(level)
+        # All leaves are equally deep, so the first page of a level shows the kind of all its pages.
+        while (kind := self._data[self._start(next(iter(level)))]) not in _LEAVES:
+            self._add_visited(level)
             level = {page: span for inner, around in level.items() for page, span in self._children(inner, *around)}
             leaves = level if kind == _INNER_TABLE else leaves | level
-        self._add_known(level)
+        self._add_visited(level)
         return leaves
 
     def add_free_pages(self) -> None:
+        """Add the free pages to `visited`."""
         trunk = self._number(_FREELIST)
         while trunk:
-            self._add_known([trunk])
+            self._add_visited([trunk])
             start = (trunk - 1) * self._size
             trunk, count = struct.unpack_from(">II", self._data, start)
-            self._add_known(struct.unpack_from(f">{count}I", self._data, start + 8))
+            self._add_visited(struct.unpack_from(f">{count}I", self._data, start + 8))
 
-    def _add_known(self, pages: Iterable[int]) -> None:
+    def _add_visited(self, pages: Iterable[int]) -> None:
         pages = set(pages)
-        if pages & self.known:
+        if pages & self.visited:
             raise ValueError("a page is used twice")
-        self.known |= pages
+        self.visited |= pages
 
     def _start(self, page: int) -> int:
+        """Return the offset of the header of a page's tree. In page 1, it comes after the header of the file."""
         if page < 1:
             raise ValueError("a page number is below 1")
         return (page - 1) * self._size + (_FIRST_PAGE_HEADER if page == 1 else 0)
@@ -140,6 +150,13 @@ class _Trees:
         return number
 
     def _children(self, page: int, first: int, last: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the child pages of an inner page, with their ranges of rowids.
+
+        Args:
+            page: The inner page.
+            first: First rowid of the page's range.
+            last: Last rowid of the page's range.
+        """
         data, start = self._data, self._start(page)
         kind, (count,) = data[start], struct.unpack_from(">H", data, start + 3)
         if kind not in (_INNER_TABLE, _INNER_INDEX):

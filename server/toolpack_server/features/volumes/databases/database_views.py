@@ -1,7 +1,7 @@
-"""View of a database as JSON: an object per table, with its rows by primary key.
+"""View of a database as JSON: an object for each table, with the table's rows by primary key.
 
-A view shows rows only. It has no indexes, triggers or views, no shadow tables of virtual tables, and none of SQLite's
-own tables.
+A view shows only rows. It omits indexes, triggers and SQL views, shadow tables of virtual tables, and SQLite's own
+tables.
 """
 
 import base64
@@ -20,16 +20,20 @@ from toolpack_server.features.volumes.databases.database_trees import Ranges, Ro
 
 CHUNK_ROWS = 500  # rows that are compared at once
 PAGE_ROWS = 100  # default number of rows in a page of a view
-MAX_CHANGES = 100_000  # in a patch; half a million take a second, and as much memory as the largest database
+MAX_CHANGES = 100_000  # max operations in a patch: 500,000 take a second, and as much memory as the largest database
 TOO_MANY = f"more than {MAX_CHANGES:,} of its rows and values differ: compare versions with fewer changes between them"
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
-_VIRTUAL_COLUMN = 2  # in `table_xinfo`: the column is computed when it is read
+# Values of `hidden` in `table_xinfo`
+_HIDDEN_COLUMN = 1  # of a virtual table: not part of its rows
+_VIRTUAL_COLUMN = 2  # computed when it is read
 
 
 class Column(NamedTuple):
+    """Column of a table in a view."""
+
     name: str
     affinity: str  # SQLite's affinity for its type: "TEXT", "NUMERIC" or ""
 
@@ -37,8 +41,8 @@ class Column(NamedTuple):
 class Reading:
     """Connection that reads one database for a view, with a limit of computed bytes.
 
-    The stored rows are no larger than the database. Virtual tables and computed columns may be, so their bytes are
-    counted.
+    Stored rows are never larger than the database. Virtual tables and computed columns may be larger, so their bytes
+    are counted.
 
     Args:
         connection: The connection.
@@ -54,6 +58,7 @@ class Reading:
         self._max_bytes = self._left = max_bytes
 
     def limit_bytes(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield rows, and count their bytes. Raise `ValueError` if the limit is exceeded."""
         for row in rows:
             self._left -= sum(len(value) for value in row if isinstance(value, (str, bytes)))
             if self._left < 0:
@@ -67,6 +72,7 @@ class Table:
     Attributes:
         columns: The visible columns.
         key: Indexes of the primary key's columns, in the order of the key.
+        rowid: A name by which SQL can read the rowid. None if the table has no rowids, or columns hide all such names.
     """
 
     def __init__(self, reading: Reading, name: str, *, has_rowid: bool, is_virtual: bool) -> None:
@@ -74,7 +80,7 @@ class Table:
         self.name = reading.table = name
         connection = self._connection
         info = connection.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall()
-        visible = [column for column in info if column[6] != 1]
+        visible = [column for column in info if column[6] != _HIDDEN_COLUMN]
         self.columns = [Column(column[1], _affinity(column[2])) for column in visible]
         self._computes = is_virtual or any(column[6] == _VIRTUAL_COLUMN for column in visible)
         key = sorted((column[5], index) for index, column in enumerate(visible) if column[5])
@@ -83,7 +89,7 @@ class Table:
         self.rowid = (
             next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None) if has_rowid else None
         )
-        # Only in tables with rowids may a column of the primary key be NULL.
+        # In a table with rowids, a column of the primary key may be NULL unless it is NOT NULL or the rowid itself.
         self._may_lack_key = has_rowid and not all(
             visible[index][3] or (len(self.key) == 1 and str(visible[index][2]).upper() == "INTEGER")
             for index in self.key
@@ -93,15 +99,17 @@ class Table:
 
     @property
     def shape(self) -> tuple[Any, ...]:
+        """The columns and the key. The rows of tables with equal shapes can be compared."""
         return self.columns, self.key
 
     def count(self) -> int:
+        """Return the number of rows."""
         (count,) = next(self._rows(f"SELECT count(*) FROM {_quoted(self.name)}"))  # noqa: S608 - quoted
         number: int = count
         return number
 
     def rows(self, where: str = "", parameters: Sequence[Any] = (), limit: int | None = None) -> Iterator[Row]:
-        """Yield rows in the order of their key. The first value of each is its rowid."""
+        """Yield rows in the order of their key. The first value of a row is its rowid."""
         order = ", ".join(_quoted(self.columns[index].name) for index in self.key) or self.rowid or "1"
         if self._may_lack_key and self.key:
             order = f"({self._lacks_key()}) DESC, {order}, {self.rowid or 1}"
@@ -109,10 +117,10 @@ class Table:
         return self._rows(f"{self._select} {where} ORDER BY {order}{ending}", parameters)
 
     def stored(self, ranges: Ranges | None = None) -> Iterator[Sequence[Row]]:
-        """Yield chunks of rows in storage order.
+        """Yield chunks of rows in the order in which the database stores them.
 
         Args:
-            ranges: Rowids of the rows, if the table has rowids. None: all rows.
+            ranges: Rowids of the rows. None: all rows. If the table has no rowids, any range stands for all rows.
         """
         order = self.rowid or ", ".join(_quoted(self.columns[index].name) for index in self.key) or "1"
         where, batches = f"WHERE {self.rowid} BETWEEN ? AND ?", [*map(tuple[int, ...], ranges or ())]
@@ -129,6 +137,7 @@ class Table:
         return self._reading.limit_bytes(rows) if self._computes else iter(rows)
 
     def key_of(self, row: Row) -> str:
+        """Return the key of a row in the view's JSON."""
         values = [row[index + 1] for index in self.key]
         if not values:
             return str(row[0])
@@ -138,11 +147,12 @@ class Table:
             return _text([*map(_value, values)])
         (value,), (index,) = values, self.key
         if isinstance(value, str):
-            # A text that could be read as a number is written as a JSON string.
+            # Unless the column's type is text, a text that is valid JSON is quoted, so that it isn't read as a number.
             return value if self.columns[index].affinity == "TEXT" or not _is_json(value) else _text(value)
         return _text(_value(value))
 
     def shown(self, row: Row) -> dict[str, Any]:
+        """Return the JSON of a row."""
         return {column.name: _value(value) for column, value in zip(self.columns, row[1:], strict=True)}
 
     def find(self, key: str) -> Row | None:
@@ -170,7 +180,13 @@ class Table:
         return [*self.rows(f"WHERE {where}", parameters, limit)]
 
     def _conditions(self, key: str, compare: str) -> list[tuple[str, list[Any]]]:
-        """Return SQL conditions, with parameters, for rows with or after a key. The last one is the most likely."""
+        """Return SQL conditions, with parameters, for rows with or after a key.
+
+        Several conditions are returned if the key can be read in several ways. The last condition is the most likely.
+
+        Args:
+            compare: SQL's operator, `IS` for the row with the key, or `>` for rows after it.
+        """
         parsed = _parsed(key)
         if not self.key:
             return [(f"{self.rowid} {compare} ?", [parsed])] if type(parsed) is int and self.rowid else []
@@ -193,6 +209,7 @@ class Table:
         return conditions
 
     def _lacks_key(self) -> str:
+        """Return the SQL condition for rows with NULL in the primary key."""
         return " OR ".join(f"{_quoted(self.columns[index].name)} IS NULL" for index in self.key)
 
 
@@ -201,7 +218,8 @@ class Tables(Mapping[str, Table]):
 
     def __init__(self, reading: Reading) -> None:
         connection = reading.connection
-        # The function may have set factories of its own. `partial` is a C function, as it is called for each text.
+        # The function may have set its own factories, so replace them. The text factory is called for each text, so it
+        # is a `partial` in C, which is faster than a Python function.
         connection.row_factory = None
         connection.text_factory = partial(str, encoding="utf-8", errors="replace")
         order = {name: index for index, (name,) in enumerate(connection.execute("SELECT name FROM sqlite_schema"))}
@@ -226,6 +244,7 @@ class Tables(Mapping[str, Table]):
 
 
 def view(reading: Reading, max_rows: int) -> dict[str, Any]:
+    """Return the JSON of a database. Tables with more than `max_rows` rows have only their number of rows."""
     return {name: _shown(table, max_rows) for name, table in Tables(reading).items()}
 
 
@@ -307,6 +326,7 @@ class _ChangeBudget:
         self._remaining = MAX_CHANGES
 
     def spend(self, change: T) -> T:
+        """Count a change, and return it. Raise `ValueError` if there are too many changes."""
         self._remaining -= 1
         if self._remaining < 0:
             raise ValueError(TOO_MANY)
@@ -314,16 +334,18 @@ class _ChangeBudget:
 
 
 def _all_rows(table: Table, budget: _ChangeBudget) -> dict[str, Any]:
+    """Return the JSON of all rows of a table, which each count as a change."""
     return {table.key_of(row): table.shown(row) for row in map(budget.spend, table.rows())}
 
 
 def _roots(connection: sqlite3.Connection) -> Roots:
-    """Return the first page of each tree. Trees with the same identity store equal rows as equal bytes."""
+    """Return the first page of each tree, by the tree's identity. Equal identities store equal rows as equal bytes."""
     rows = connection.execute("SELECT type, name, sql, rootpage FROM sqlite_schema WHERE rootpage > 0")
     return {(kind, name, sql): root for kind, name, sql, root in rows} | {("schema", "", ""): 1}
 
 
 def _patch_of_rows(old: Table, new: Table, path: str, ranges: Ranges | None) -> Iterator[dict[str, Any]]:
+    """Yield the JSON Patch operations for the rows of a table."""
     removed, added = changed_rows(old, new, ranges)
     for key, row in removed.items():
         where = f"{path}/{_escaped(key)}"
@@ -340,7 +362,7 @@ def _patch_of_rows(old: Table, new: Table, path: str, ranges: Ranges | None) -> 
 
 
 def changed_rows(old: Table, new: Table, ranges: Ranges | None) -> tuple[dict[str, Row], dict[str, Row]]:
-    """Return the rows of two tables with the same columns that are missing in the other table or differ there, by key.
+    """Compare two tables with the same columns. Return the rows of each that the other lacks or has changed, by key.
 
     Args:
         old: The first table.
@@ -354,7 +376,8 @@ def changed_rows(old: Table, new: Table, ranges: Ranges | None) -> tuple[dict[st
     for left, right in zip_longest(old.stored(ranges), new.stored(ranges), fillvalue=()):
         if left == right and [[*map(type, row)] for row in left] == [[*map(type, row)] for row in right]:
             continue
-        # If one table lacks a row, the chunks of the other table lag behind: a row may come in a later chunk.
+        # If one table lacks a row, the chunks of the tables don't match any more. Then an equal row may be in a later
+        # chunk, so remember the unmatched rows.
         for row in left:
             typed = _with_types(row)
             if typed in only_new:
@@ -384,10 +407,11 @@ def _with_types(row: Row) -> Row:
 
 
 def _value(value: Any) -> Any:
+    """Return the JSON of a value in the database."""
     if isinstance(value, bytes):
         return {"$base64": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # as in all JSON of the server
+        return None  # as in all JSON that the server writes
     return value
 
 
@@ -406,6 +430,7 @@ def _text(value: Any) -> str:
 
 
 def _parsed(key: str) -> Any:
+    """Return the JSON value of a key. Return None if the key isn't JSON, or is true or false."""
     try:
         value = orjson.loads(key)
     except ValueError:

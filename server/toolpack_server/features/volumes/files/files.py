@@ -1,7 +1,7 @@
 """Files volume: a tree of files that is a field of an environment.
 
-Methods and their errors are those of `pathlib.Path` in a Linux directory. The tree is an immutable value
-(`files_tree.py`), so copies share the nodes that are unchanged.
+The methods and their errors are those of `pathlib.Path` in a Linux directory. The tree is an immutable value
+(`files_tree.py`), so copies share the unchanged nodes.
 """
 
 import errno
@@ -71,14 +71,14 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
     kind: ClassVar[str] = "files"
 
     _tree: tuple[FolderNode, Size] | None = None  # None: the tree of the working copy
-    _writing: threading.Lock
-    _folder: RealPath | None = None  # the last block's directory, in the scratch folder
+    _write_lock: threading.Lock
+    _folder: RealPath | None = None  # directory of the last block of `materialize`, in the scratch folder
     _is_materialized = False  # a block of `materialize` hasn't ended
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """Create an instance with its own lock, even if `__init__` isn't called."""
         files = super().__new__(cls)
-        files._writing = threading.Lock()
+        files._write_lock = threading.Lock()
         return files
 
     def __init__(self, start: Path | Mapping[str, str | bytes] | None = None) -> None:
@@ -134,13 +134,13 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     def exists(self, path: Path) -> bool:
         """Return whether the path exists, after following links."""
-        return self._resolve(path) is not None
+        return self._node_at(path) is not None
 
     def is_file(self, path: Path) -> bool:
-        return isinstance(self._resolve(path), FileNode)
+        return isinstance(self._node_at(path), FileNode)
 
     def is_dir(self, path: Path) -> bool:
-        return isinstance(self._resolve(path), FolderNode)
+        return isinstance(self._node_at(path), FolderNode)
 
     def size(self, path: Path) -> int:
         """Return the number of bytes of a file."""
@@ -162,6 +162,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         """Create a folder."""
         missing: list[str] = []
         text = text_of(path)
+        # Go up to the first folder that can be created or exists, then create the missing folders from there.
         while not self._make_folder(text, parents=parents, exist_ok=exist_ok or bool(missing)):
             missing.append(text)
             text = text.rpartition(SEPARATOR)[0]
@@ -200,7 +201,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             self._update([(found.path, None)], Size(0, -1))
 
     def rename(self, path: Path, target: Path) -> str:
-        """Move a file, a folder or a link, and return its new path. A file or an empty folder there is replaced."""
+        """Move a file, a folder or a link, and return its new path. Replace a file or an empty folder at that path."""
         text, target_text = text_of(path), text_of(target)
         with self._changing(text):
             try:
@@ -357,28 +358,31 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return self.mount.copy()  # type: ignore[return-value,union-attr] # `load` returned it
 
     def _find(self, path: Path, *, follow: bool = True) -> FoundEntry:
+        """Resolve a path. If it doesn't exist, check that a file at this path can be created."""
         text = text_of(path)
         found = find(self._root, text, follow=follow)
         if found.node is None:
             check_name(found.path, text)
         return found
 
-    def _resolve(self, path: Path) -> Node | None:
+    def _node_at(self, path: Path) -> Node | None:
+        """Return the node at a path after following links, or None."""
         try:
             text = text_of(path)
-        except (OSError, ValueError):  # no entry can have this name
+        except (OSError, ValueError):  # no node can have this name
             return None
         return reached(self._root, text)
 
     @contextmanager
     def _changing(self, path: str) -> Iterator[None]:
-        """Lock the files for a change, so that parallel changes aren't lost. Refuse changes of read-only calls."""
+        """Lock the files for a change, so that parallel changes aren't lost. Refuse the change in a read-only call."""
         if self.mount is not None and self.mount.read_only:
             raise self._read_only_error(path)
-        with self._writing:
+        with self._write_lock:
             yield
 
     def _write(self, path: Path, content: bytes) -> None:
+        """Write a file. An existing file keeps its executable permission."""
         text = text_of(path)
         with self._changing(text):
             found = self._find(text)
@@ -406,13 +410,19 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return True
 
     def _update(self, updates: Sequence[tuple[str, Node | None]], growth: Size) -> None:
-        """Replace the nodes at some paths; the tree grows by `growth`."""
+        """Replace the nodes at some paths.
+
+        Args:
+            updates: The new node of each path. None removes the node.
+            growth: The change of the tree's size.
+        """
         root, size = self._state
         new = Size(size.bytes + growth.bytes, size.entries + growth.entries)
         check_size(new, self._limits, size)
         self._tree = with_changes(root, updates), new
 
     def _lay_out(self, directory: Directory, root: FolderNode, now_ns: int | None) -> None:
+        """Write the tree into a directory. Refuse the request if the scratch folder is full."""
         try:
             directory.lay_out(root, now_ns)
         except OSError as error:
@@ -429,9 +439,10 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             self._take_over(directory.read())
 
     def _take_over(self, root: FolderNode) -> None:
+        """Make the tree that was read from a directory the current tree."""
         if self.mount is not None and self.mount.ended:
             raise self.mount.too_late()
-        assert self._tree is not None  # noqa: S101 - the block began with it
+        assert self._tree is not None  # noqa: S101 - `materialize` read `_state`, which sets the tree
         before = self._tree[0]
         if root is before:
             return

@@ -3,9 +3,9 @@
 Unchanged files are recognized without reading them, by their inode and the time of their last status change, which only
 the kernel sets. The kernel's clock is coarse, so files that changed in its current tick are read again.
 
-Any program may have used the directory since the last scan, so each scan covers all of it. Attributes that a
-tree doesn't store, such as permissions, are reset when a tree is laid out again. So a reused directory behaves like a
-new one.
+Any program may have used the directory since the last scan, so each scan covers the whole directory. When a tree is
+laid out again, attributes that a tree doesn't store, such as permissions, are reset. So a reused directory behaves like
+a new one.
 """
 
 import _thread
@@ -59,8 +59,9 @@ class _Stat(NamedTuple):
 
     Attributes:
         node: The node.
-        signature: Inode, time, size and mode. If it is the same later, the node is unchanged.
-        settled: A later change can't have the same signature.
+        signature: Inode, time, size and mode.
+        settled: Whether each later change gets another signature. Then an equal signature proves that the node is
+            unchanged.
     """
 
     node: FileNode | LinkNode
@@ -82,7 +83,7 @@ class Directory:
 
     def __init__(self, base: Path, limits: Limits, folder: Path | None = None) -> None:
         self.folder = folder or base / "files"
-        self._is_ours = folder is None  # an author's directory is only read
+        self._may_change = folder is None  # an author's directory is only read
         self._base = base
         self._probe = base / "probe"
         self._limits = limits
@@ -124,10 +125,11 @@ class Directory:
                 self._record(tree, statuses)
 
     def clear(self) -> None:
-        """Remove the directory. Laying out a tree creates it again."""
+        """Remove the directory. `lay_out` creates it again."""
         _remove(self.folder)
 
     def remove(self) -> None:
+        """Remove the directory and its auxiliary files for good."""
         _remove(self._base)
 
     def read(self) -> FolderNode:
@@ -138,10 +140,10 @@ class Directory:
         """
         if self._is_full:
             check_size(Size(sys.maxsize, 0), self._limits)
-        known = self._folders.get("")
+        previous = self._folders.get("")
         with self._opened():
             tree = self._read()
-        if tree is not known:
+        if tree is not previous:
             check_links(tree)
         return tree
 
@@ -153,24 +155,24 @@ class Directory:
         """
         ended, scanning = threading.Event(), threading.Lock()
         try:
-            # Not a thread of `threading`: it would be counted as one that the function left running.
+            # Not a `threading.Thread`, which would be counted as a thread that the function left running.
             _thread.start_new_thread(self._watch, (ended, scanning))
             yield
         finally:
             ended.set()
-            with uninterruptible, scanning:  # waits for a scan, so no file is emptied later
+            with uninterruptible, scanning:  # wait for a scan, so that no file is emptied later
                 pass
 
     def _watch(self, ended: threading.Event, scanning: threading.Lock) -> None:
+        """Scan the directory until the block has ended, and empty its files if they are too large."""
         max_bytes = max(self._limits.max_bytes, self._size.bytes)
         delay = WATCH_SECONDS
         while not ended.wait(delay):
             began = time.perf_counter()
             with scanning, contextlib.suppress(OSError):
                 files = {path: status.st_blocks * BLOCK_BYTES for path, status in _files_below(self.folder)}
-                if (
-                    sum(files.values()) > max_bytes + len(files) * PAGE_BYTES
-                ):  # the last page of each may be mostly empty
+                padding = len(files) * PAGE_BYTES  # the last page of each file may be mostly empty
+                if sum(files.values()) > max_bytes + padding:
                     self._is_full = True
                 for path in files if self._is_full and not ended.is_set() else ():
                     with contextlib.suppress(OSError):
@@ -194,20 +196,21 @@ class Directory:
             os.close(self._root)
 
     def _present(self) -> FolderNode:
-        """Return the tree that the directory contains. Files that a tree can't store exactly are removed."""
+        """Return the tree that the directory contains. Remove files that a tree can't store exactly."""
         try:
             with self._opened():
                 tree = self._read()
                 for path in self._irregular:
                     os.unlink(path, dir_fd=self._root)
                 return with_changes(tree, [(path, None) for path in self._irregular]) if self._irregular else tree
-        except OSError:  # it doesn't exist yet, or can't be read
+        except OSError:  # the directory doesn't exist yet, or can't be read
             _remove(self.folder)
             self.folder.mkdir()
             self._stats, self._folders = {}, {}
             return EMPTY
 
     def _read(self) -> FolderNode:
+        """Scan the opened directory, and return its tree. Unchanged nodes are the same objects as before."""
         stats: dict[str, _Stat] = {}
         folders: dict[str, dict[str, Node]] = {}
         self._irregular = []
@@ -220,8 +223,8 @@ class Directory:
                 path = f"{folder}{SEPARATOR}{name}" if folder else name
                 check_length(path)
                 if stat.S_ISDIR(status.st_mode):
-                    if self._is_ours and status.st_mode & 0o777 != self._mode:
-                        with contextlib.suppress(PermissionError):  # a sandbox may forbid it
+                    if self._may_change and status.st_mode & 0o777 != self._mode:
+                        with contextlib.suppress(PermissionError):  # a sandbox may forbid changing permissions
                             os.chmod(path, self._mode, dir_fd=self._root)
                     pending.append(path)
                     size = Size(size.bytes, size.entries + 1)
@@ -238,14 +241,14 @@ class Directory:
     def _reuse_folders(self, contents: dict[str, dict[str, Node]]) -> dict[str, FolderNode]:
         """Return a folder for each dictionary of entries. An unchanged folder is the same object as before."""
         folders: dict[str, FolderNode] = {}
-        for path in reversed(contents):  # a folder comes before its content
-            entries, known = contents[path], self._folders.get(path)
+        for path in reversed(contents):  # reversed, because the scan read each folder before its content
+            entries, previous = contents[path], self._folders.get(path)
             if (
-                known is not None
-                and len(known.entries) == len(entries)
-                and all(known.entries.get(name) is node for name, node in entries.items())
+                previous is not None
+                and len(previous.entries) == len(entries)
+                and all(previous.entries.get(name) is node for name, node in entries.items())
             ):
-                folders[path] = known
+                folders[path] = previous
             else:
                 folders[path] = FolderNode(entries)
             if path:
@@ -254,6 +257,7 @@ class Directory:
         return folders
 
     def _list(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the name and the status of each entry in a folder."""
         opened = self._reachable(folder or ".", lambda path: os.open(path, _LIST, dir_fd=self._root))
         try:
             with os.scandir(opened) as entries:
@@ -263,25 +267,27 @@ class Directory:
             os.close(opened)
 
     def _scan(self, path: str, status: os.stat_result) -> _Stat:
-        known, signature = self._stats.get(path), _signature(status)
+        """Return the state of a file or a link. It is read only if it may have changed."""
+        previous, signature = self._stats.get(path), _signature(status)
         node: FileNode | LinkNode
         if stat.S_ISREG(status.st_mode):
             executable = bool(status.st_mode & stat.S_IXUSR)
             expected_mode = self._mode if executable else self._mode & 0o666
             if status.st_nlink > 1 or stat.S_IMODE(status.st_mode) != expected_mode:
                 self._irregular.append(path)
-            if known is not None and known.settled and known.signature == signature:
-                return known
+            if previous is not None and previous.settled and previous.signature == signature:
+                return previous
             node = FileNode(self._content(path), executable)
         elif stat.S_ISLNK(status.st_mode):
             node = LinkNode(self._target(path))
         else:
             raise failure(errno.EINVAL, path, why="only files, folders and symbolic links can be stored")
-        if known is not None and is_same(known.node, node):
-            node = known.node
+        if previous is not None and is_same(previous.node, node):
+            node = previous.node
         return _Stat(node, signature, status.st_ctime_ns < self._now_ns)
 
     def _content(self, path: str) -> bytes:
+        """Return the content of a file."""
         opened = self._reachable(path, lambda path: os.open(path, _READ, dir_fd=self._root))
         with os.fdopen(opened, "rb") as file:
             return file.read()
@@ -299,17 +305,18 @@ class Directory:
     def _reachable(self, path: str, use: Callable[[str], T]) -> T:
         """Call `use`, which opens a path.
 
-        If the path's permissions forbid that, change them first, but not in an author's directory.
+        If the path's permissions forbid that, change the permissions first, but not in an author's directory.
         """
         try:
             return use(path)
         except PermissionError:
-            if not self._is_ours:
+            if not self._may_change:
                 raise
             os.chmod(path, stat.S_IRWXU, dir_fd=self._root)
             return use(path)
 
     def _create(self, path: str, node: Node) -> os.stat_result:
+        """Create a folder, a link or a file for a node, and return its status."""
         if isinstance(node, FolderNode):
             os.mkdir(path, dir_fd=self._root)
         elif isinstance(node, LinkNode):
@@ -324,14 +331,15 @@ class Directory:
         return os.stat(path, dir_fd=self._root, follow_symlinks=False)
 
     def _set_times(self, tree: FolderNode, time_ns: int) -> dict[str, os.stat_result]:
+        """Set the modification times of all files and folders, and return their new statuses."""
         statuses = {}
-        for path in reversed([".", *(path for path, _ in walk(tree))]):  # a folder after its content
+        for path in reversed([".", *(path for path, _ in walk(tree))]):  # each folder after its content
             os.utime(path, ns=(time_ns, time_ns), dir_fd=self._root, follow_symlinks=False)
             statuses[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
         return statuses
 
     def _record(self, tree: FolderNode, statuses: dict[str, os.stat_result]) -> None:
-        """Record the directory's content. `statuses` has the status of new files."""
+        """Record that the directory contains a tree. `statuses` has the statuses of files that were written."""
         stats: dict[str, _Stat] = {}
         folders = {"": tree}
         for path, node in walk(tree):
@@ -346,7 +354,7 @@ class Directory:
 
 
 def _files_below(folder: str | Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files below a folder that may change meanwhile. Links aren't followed."""
+    """Yield the files below a folder, with their statuses. Programs may change the folder meanwhile."""
     pending = [os.fspath(folder)]
     while pending:
         with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
@@ -362,7 +370,7 @@ def check_links(tree: FolderNode) -> None:
     """Check that no link leads out of a tree.
 
     Raises:
-        OSError: A link does.
+        OSError: A link leads out of the tree.
     """
     for path, node in walk(tree):
         if isinstance(node, LinkNode):
@@ -388,4 +396,5 @@ def _remove(folder: Path) -> None:
 
 
 def _signature(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return the values of a status that differ after a change."""
     return status.st_ino, status.st_ctime_ns, status.st_size, status.st_mode

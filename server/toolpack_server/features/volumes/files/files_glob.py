@@ -1,7 +1,7 @@
 """Glob patterns in a tree of files, with the results of `pathlib.Path.glob` in Python 3.13 on each Python version.
 
-`**` matches any number of folders; at the end of a pattern, it matches everything below them. It doesn't follow links.
-Broken links don't match.
+`**` matches any number of folders. At the end of a pattern, `**` matches everything below these folders. It doesn't
+follow links. Broken links don't match.
 """
 
 import errno
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from toolpack_server.features.volumes.files.files_paths import check_length, failure, reached
 from toolpack_server.features.volumes.files.files_tree import SEPARATOR, FolderNode, Node
 
-MAX_STATES = 500_000  # pairs of path and step that a match may visit; links can create any number
+MAX_STATES = 500_000  # max pairs of a path and a step that a match may visit: links can create any number of them
 
 _ANY_DEPTH = "**"
 _ALL = "**/"  # replaces `**` at the end of a pattern
@@ -43,7 +43,7 @@ def matching(root: FolderNode, pattern: str) -> list[str]:
 def _select(root: FolderNode, steps: list[str]) -> Iterator[str]:
     """Yield the paths that match.
 
-    Each pair of path and step is visited once, so the time is linear in the numbers of paths and steps.
+    Each pair of a path and a step is visited only once, because paths may be reached in many ways.
     """
     matchers = [_matcher(step) for step in steps]
     pending: list[tuple[str, Node, int]] = [("", root, 0)]  # path, its node, and the index of the next step
@@ -77,7 +77,10 @@ def _matcher(step: str) -> Callable[[str], object] | None:
 def _expand(
     root: FolderNode, path: str, folder: FolderNode, step: str, matches: Callable[[str], object] | None
 ) -> Iterator[tuple[str, Node, int]]:
-    """Yield each path that a step leads to, its node, and the number of steps to advance: 0 or 1."""
+    """Yield each path that a step leads to, its node, and the number of steps to advance.
+
+    `**` leads to inner folders without advancing (0), because the step may match further folders in them.
+    """
     if step in {"", _ANY_DEPTH, _ALL}:
         yield path, folder, 1
     if step in {_ANY_DEPTH, _ALL}:

@@ -1,7 +1,8 @@
 """View of a tree of files as JSON: an object with a value for each file, link and empty folder, by path.
 
-It contains the contents of files up to 1 MiB in total, in the order of their paths. Other files have only their size.
-`parse_tree` reads what `view_tree` returns, except for the executable permission.
+The object has the contents of files up to 1 MiB in total, in the order of their paths. Further files have only their
+size. `parse_tree` converts the object back to a tree, without executable permissions. It refuses files that have only
+their size.
 """
 
 import base64
@@ -41,6 +42,7 @@ class _ViewEntry(NamedTuple):
     whole: bool
 
     def value(self) -> Any:
+        """Return the JSON of the entry."""
         node = self.node
         if isinstance(node, FolderNode):
             return {_DIR: True}
@@ -152,6 +154,7 @@ def tree_of(nodes: Iterable[tuple[str, Node]]) -> FolderNode:
 
 
 def _names(path: str) -> list[str]:
+    """Return the names in a path. Raise `OSError` or `ValueError` if the path is invalid."""
     names = text_of(path).split(SEPARATOR)
     if ".." in names or not names[0]:
         raise ValueError("use a path from the root, without `..`")
@@ -186,6 +189,7 @@ def _parse_node(path: str, value: Any) -> Node:
 
 
 def _text(node: Node) -> str | None:
+    """Return the text of a file. Return None for other nodes, and for a file that isn't UTF-8."""
     try:
         return node.content.decode() if isinstance(node, FileNode) else None
     except UnicodeDecodeError:
@@ -193,19 +197,20 @@ def _text(node: Node) -> str | None:
 
 
 def _difference(old: Node, new: Node) -> str | None:
+    """Return the unified diff of two text files, or None if a node isn't a text file."""
     was, now = _text(old), _text(new)
     return None if was is None or now is None else unified_diff(was, now)
 
 
 def _keys(root: FolderNode) -> dict[str, Node]:
-    """Return the nodes in a view, by key."""
+    """Return the nodes that a view shows, by key: all except folders with content."""
     return {to_shown(path): node for path, node in walk(root) if not (isinstance(node, FolderNode) and node.entries)}
 
 
 def _entries(nodes: Mapping[str, Node], keys: Iterable[str]) -> dict[str, _ViewEntry]:
     """Return the entries of a view for some keys.
 
-    Files are shown with their content as long as all shown contents fit into `MAX_CONTENT_BYTES`, else with their size.
+    A file is shown with its content if all shown contents fit into `MAX_CONTENT_BYTES`, else with its size.
     """
     remaining = MAX_CONTENT_BYTES
     entries = {}

@@ -1,6 +1,6 @@
 """Path resolution in a tree of files, with the results and errors of Linux.
 
-A path is resolved step by step, through links and `..`. It can't lead out of the tree.
+A path is resolved step by step, through links and `..`. A path that leads out of the tree is an error.
 """
 
 import errno
@@ -17,7 +17,7 @@ _MAX_BYTES = 4095  # Linux's limit for a path
 _MAX_NAME_BYTES = 255
 _MAX_LINKS = 40
 _UP = ".."
-_NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}  # errors of paths that don't exist
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}  # errors of paths that don't exist
 _SURROGATES = 0xDC00  # code point of byte 0 among Python's surrogate escapes
 _SURROGATE_ESCAPES = re.compile("[\udc80-\udcff]")
 _SHOWN_BYTE = re.compile("//([89a-f][0-9a-f])")
@@ -40,7 +40,13 @@ class FoundEntry(NamedTuple):
 
 
 def failure(number: int, *paths: str, why: str = "") -> OSError:
-    """Return the error of a system call, in the class for its number."""
+    """Return the error that a system call raises for an error number, such as `FileNotFoundError` for ENOENT.
+
+    Args:
+        number: The error number, from `errno`.
+        paths: The path, or the two paths of a renaming.
+        why: The text of the error. Default: Linux's text for the number.
+    """
     text = why or os.strerror(number)
     first, *second = (shown(path) for path in paths)
     return OSError(number, text, first, None, *second) if second else OSError(number, text, first)
@@ -83,6 +89,7 @@ def check_length(path: str) -> None:
     """
     if "\0" in path:
         raise ValueError("embedded null byte")
+    # A character has at most 4 bytes, so short paths needn't be encoded.
     if len(path) > MAX_CHARACTERS or len(path) * 4 > _MAX_BYTES < len(os.fsencode(path)):
         raise failure(errno.ENAMETOOLONG, path)
 
@@ -103,7 +110,7 @@ def check_name(name: str, path: str) -> None:
 
 
 def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = False) -> FoundEntry:
-    """Return the node at a path, or the location where it would be. The last name's length isn't checked.
+    """Resolve a path. If nothing exists there, the result has no node. The length of the last name isn't checked.
 
     Args:
         root: The tree.
@@ -122,7 +129,7 @@ def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = Fa
         up = name == _UP
         if up:
             if not parents:
-                raise leads_out(text)
+                raise _outside_error(text)
             folder = parents.pop()[1]
             continue
         node = folder.entries.get(name)
@@ -131,7 +138,7 @@ def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = Fa
             if links > _MAX_LINKS:
                 raise failure(errno.ELOOP, text)
             if node.target.startswith(SEPARATOR):
-                raise leads_out(text)
+                raise _outside_error(text)
             names += _reversed_names(node.target)
             continue
         if not names:
@@ -158,16 +165,18 @@ def reached(root: FolderNode, text: str, *, follow: bool = True) -> Node | None:
     try:
         return find(root, text, follow=follow).node
     except OSError as error:
-        if error.errno in _NOWHERE:
+        if error.errno in _MISSING:
             return None
         raise
 
 
-def leads_out(text: str) -> OSError:
+def _outside_error(text: str) -> OSError:
+    """Return the error for a path that leads out of the tree."""
     return failure(errno.EACCES, text, why="the path leads out of the session's files")
 
 
 def _reversed_names(text: str) -> list[str]:
+    """Return the names in a path, the last name first, because `find` takes names from the end of a list."""
     return [name for name in reversed(text.split(SEPARATOR)) if name not in {"", "."}]
 
 

@@ -4,7 +4,7 @@ A piece stores changed paths as a list of JSON entries, and their contents as by
 changed path has one entry: its new node, or its removal. The entry of a folder creates an empty folder. Changes inside
 a folder that existed before have their own entries.
 
-An entry doesn't depend on earlier pieces, so pieces are merged by uniting their paths.
+An entry doesn't depend on earlier pieces. So a merged piece has the current entries of all paths in the pieces.
 """
 
 import os
@@ -24,13 +24,13 @@ from toolpack_server.features.volumes.files.files_tree import (
 from toolpack_server.volumes.volume import Body
 from toolpack_server.volumes.working_copy import Key
 
-ENTRY_BYTES = 32  # of an entry, without its path and content (approximate)
+ENTRY_BYTES = 32  # approximate size of an entry without its path and content
 
 _FILE, _EXECUTABLE, _LINK, _FOLDER, _GONE = "f", "x", "l", "d", "-"
 
 
 def changed_paths(old: FolderNode, new: FolderNode) -> dict[Key, int]:
-    """Return the paths whose entries turn one tree into the other, with the approximate bytes of each entry."""
+    """Return the paths with entries that turn one tree into the other, and the approximate bytes of each entry."""
     changed: dict[Key, int] = {}
     replaced: str | None = None  # path of a folder that was replaced or removed, with a separator
     for path, before, after in changes(old, new):
@@ -76,6 +76,7 @@ def apply_pieces(bodies: Sequence[Body]) -> FolderNode:
 
 
 def _entries(body: Body) -> Iterator[tuple[str, Node | None]]:
+    """Yield the paths in a piece, each with its new node, or None if it was removed."""
     offset = 0
     for path, letter, size in body.head["entries"]:
         content = bytes(body.data[offset : offset + size])
@@ -86,7 +87,7 @@ def _entries(body: Body) -> Iterator[tuple[str, Node | None]]:
 
 
 def _nodes_at(root: FolderNode, paths: Iterable[Key]) -> Iterator[tuple[str, Node | None]]:
-    """Yield each path with its node, a folder before its content. Skip paths in a folder that is gone."""
+    """Yield each path with its node, a folder before its content. Skip paths in a folder that was removed."""
     gone: str | None = None
     for names in sorted(str(path).split(SEPARATOR) for path in paths):
         path = SEPARATOR.join(names)
@@ -104,6 +105,7 @@ def _entry_bytes(path: str, size: int) -> int:
 
 
 def _content(node: Node | None) -> bytes:
+    """Return the bytes that a piece stores for a node: a file's content, or a link's target."""
     if isinstance(node, FileNode):
         return node.content
     return os.fsencode(node.target) if isinstance(node, LinkNode) else b""

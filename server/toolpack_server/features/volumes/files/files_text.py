@@ -1,7 +1,7 @@
 """Unified diff of two versions of a text.
 
-The common beginning and end aren't compared. If very many lines differ in between, they count as replaced: finding the
-smallest diff may take quadratic time.
+The lines that both versions share at the beginning and at the end aren't compared further. If very many lines lie in
+between, all of these count as replaced, because finding the smallest diff may take quadratic time.
 """
 
 import io
@@ -10,18 +10,19 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 _CONTEXT = 3
-_MAX_PAIRS = 10**6  # of lines that may be compared
+_MAX_PAIRS = 10**6  # max pairs of an old and a new line that are compared
 
 
 def unified_diff(old: str, new: str) -> str:
-    """Return the hunks of a unified diff. If very many lines differ, all of them count as replaced."""
+    """Return the hunks of a unified diff. If very many lines differ, all these lines count as replaced."""
     was, now = _lines(old), _lines(new)
     matcher = SequenceMatcher(None, was, now)
-    matcher.opcodes = [*_opcodes(was, now)]  # type: ignore[attr-defined] # its cache of opcodes
+    matcher.opcodes = [*_opcodes(was, now)]  # type: ignore[attr-defined] # the matcher's cache, used by the next line
     return "".join(line for group in matcher.get_grouped_opcodes(_CONTEXT) for line in _hunk(group, was, now))
 
 
 def _lines(text: str) -> list[str]:
+    """Return the lines of a text for a diff. An unfinished last line gets the note that `diff` writes."""
     lines = [*io.StringIO(text, newline="\n")]
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n\\ No newline at end of file\n"
@@ -45,6 +46,7 @@ def _opcodes(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str, int,
 
 
 def _common(pairs: Iterable[tuple[str, str]]) -> int:
+    """Return the number of equal pairs at the beginning."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 

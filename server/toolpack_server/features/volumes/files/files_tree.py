@@ -1,7 +1,7 @@
 """Immutable tree of files, whose versions share unchanged nodes.
 
-A change creates new folders along its path only. So a copy is free, shared nodes are recognized without reading them,
-and several sessions can use one tree at once.
+A change creates new folders only along its path. So a copy costs nothing, shared nodes are recognized without reading
+them, and several sessions can use one tree at the same time.
 """
 
 import errno
@@ -16,6 +16,8 @@ SEPARATOR = "/"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileNode:
+    """File."""
+
     content: bytes
     executable: bool = False
 
@@ -29,7 +31,7 @@ class LinkNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FolderNode:
-    """Folder: its nodes by name. Only its creator may change the dictionary, before others use the folder."""
+    """Folder: its nodes by name. Only its creator may change the dictionary, before the folder is used elsewhere."""
 
     entries: dict[str, "Node"] = field(default_factory=dict)
 
@@ -42,8 +44,8 @@ EMPTY = FolderNode()
 class Size(NamedTuple):
     """Size of a tree."""
 
-    bytes: int = 0  # of the contents of all files
-    entries: int = 0  # files, folders and links
+    bytes: int = 0  # total size of the contents of all files
+    entries: int = 0  # number of files, folders and links
 
 
 NOTHING = Size()
@@ -114,7 +116,7 @@ def with_changes(root: FolderNode, updates: Iterable[tuple[str, Node | None]]) -
 
     Args:
         root: The tree.
-        updates: New node of each path; None removes the node. A folder comes before its content.
+        updates: New node of each path; None removes the node. A folder must come before its content.
 
     Raises:
         KeyError: A parent folder doesn't exist.
@@ -138,7 +140,7 @@ def with_changes(root: FolderNode, updates: Iterable[tuple[str, Node | None]]) -
 
 
 def _own(owned: dict[str, dict[str, Node]], path: str) -> None:
-    """Copy the shared folders along `path`."""
+    """Replace the folders along `path` by copies that no other tree shares, and add their entries to `owned`."""
     parent, folder = owned[""], ""
     for name in path.split(SEPARATOR):
         folder = f"{folder}{SEPARATOR}{name}" if folder else name

@@ -1,6 +1,7 @@
-"""Working copy of files: the tree in memory, and a real directory once a call has used one.
+"""Working copy of a tree of files: the tree in memory, and a real directory after a call has used `materialize`.
 
-The tree is immutable, so parallel calls can read one copy. A directory serves one block at a time.
+The tree is immutable, so parallel calls can read one working copy. A directory serves one block of `materialize` at a
+time.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,28 +31,29 @@ class FilesCopy(WorkingCopy):
         self.root = root
         self.tree_size = size_of(root) if tree_size is None else tree_size
         self._new_folder = new_folder
-        self._directories: list[Directory] = []  # at most one is kept; parallel readers may use more
+        self._directories: list[Directory] = []  # unused directories, at most one; parallel readers may use more
         self._discarded = False
 
     @property
     def size(self) -> int:
-        """Approximate number of bytes, including a directory, which any call may request."""
+        """Approximate number of bytes, including those of a directory, because any call may create one."""
         return 2 * self.tree_size.bytes + _ENTRY_BYTES * self.tree_size.entries
 
     def clone(self) -> Self:
         return type(self)(self.root, self._new_folder, self.tree_size)
 
     def discard(self) -> None:
-        self._discarded = True  # a block that a function left open may end later
+        self._discarded = True  # if a function left a block open, its directory is removed when the block ends
         while self._directories:
             self._directories.pop().remove()
 
     def replace(self, root: FolderNode, size: Size) -> None:
+        """Replace the tree by another tree of this size."""
         self.root, self.tree_size = root, size
 
     @contextmanager
     def directory(self, limits: Limits) -> Iterator[Directory]:
-        """Yield a directory for a block. One of an earlier block is used again."""
+        """Yield a directory for a block of `materialize`. The directory of an earlier block is used again."""
         directory: Directory | None = None
         try:
             with uninterruptible:
@@ -66,6 +68,7 @@ class FilesCopy(WorkingCopy):
                     self._give_back(directory)
 
     def _give_back(self, directory: Directory) -> None:
+        """Keep a directory for the next block, or remove it if it isn't needed."""
         if self._directories or self._discarded:
             directory.remove()
         else:
