@@ -11,7 +11,7 @@ from pydantic import Field
 from toolpack_server import Depends, TaskEnvironment, Toolpack
 from toolpack_server.observability.exposition import exposition
 from toolpack_server.packs.catalog import Catalog
-from toolpack_server.packs.names import ambiguous_names, called_names, without_dots
+from toolpack_server.packs.names import ambiguous_names, session_names, without_dots
 
 
 class Box(TaskEnvironment):
@@ -134,7 +134,7 @@ words = st.from_regex(r"[ab](_{0,2}[ab]){0,2}", fullmatch=True)
     st.dictionaries(st.from_regex(r"[ab]([._]{1,2}[ab])?", fullmatch=True), st.lists(words, unique=True), max_size=4)
 )
 def test_names_are_unique_in_both_spellings_or_reported(toolpacks):
-    called = called_names(toolpacks)
+    called = session_names(toolpacks)
     assert len(called) == sum(map(len, toolpacks.values()))
     assert all(name in (registered[1], ".".join(registered)) for registered, name in called.items())
     if not ambiguous_names(called):

@@ -1,6 +1,6 @@
 """Catalog of the toolpacks that a server has loaded, with the classes and fingerprints derived from them.
 
-It is complete before the first request and doesn't change afterwards.
+The catalog is complete before the first request and doesn't change afterwards.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -11,14 +11,14 @@ from pydantic import BaseModel
 
 from toolpack_server.base.errors import InvalidParamsError, shown
 from toolpack_server.packs.inventory import Entry, Inventory
-from toolpack_server.packs.names import ambiguous_names, called_names, without_dots
+from toolpack_server.packs.names import ambiguous_names, session_names, without_dots
 from toolpack_server.packs.pack_function import PackFunction
 from toolpack_server.packs.sources import Source
 from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.classes import ClassTable, fingerprint, is_foreign
 from toolpack_server.snapshots.layouts import BUILTIN_BASES
 
-MAX_CACHED_CHOICES = 256  # combinations of toolpacks
+MAX_CACHED_CHOICES = 256  # max combinations of toolpacks for which `ambiguity` is cached
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class Catalog:
 
     Attributes:
         notices: Messages for the operator, for example which package an unavailable toolpack needs.
-        sources: The module of each toolpack that was loaded from one.
+        sources: The module of each toolpack that was loaded from a module.
         classes: The classes that environments may contain.
         plain: The classes whose instances are shown in JSON as their public attributes.
         fingerprints: The fingerprint of each toolpack's environment classes.
@@ -50,13 +50,14 @@ class Catalog:
         self.fingerprints = {
             name: fingerprint([pack.environment_class], pack.state_types) for name, pack in self.toolpacks.items()
         }
-        # Cached, because each new session needs it. Clients choose the order of toolpacks, so the cache has a limit.
+        # The message is cached, because each new session needs it. Clients choose the toolpacks and their order, so the
+        # cache has a limit.
         self.ambiguity = lru_cache(maxsize=MAX_CACHED_CHOICES)(
             lambda names: describe_ambiguity(self.toolpacks[name] for name in names)
         )
 
     def inventory(self) -> Inventory:
-        """Return a summary that other processes can compare with theirs."""
+        """Return a summary that other processes can compare with their own."""
         entries = {
             name: Entry(self.fingerprints[name], tuple(pack.functions), pack.opt_in)
             for name, pack in self.toolpacks.items()
@@ -64,12 +65,12 @@ class Catalog:
         return Inventory(entries, self.notices)
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the version of each toolpack's distribution, by toolpack. Toolpacks from folders have none."""
+        """Return the version of each toolpack's distribution, by toolpack. Toolpacks from folders are omitted."""
         sources = {name: self.sources.get(name) for name in names}
         return {name: source.version for name, source in sources.items() if source and source.version}
 
     def choose(self, names: Iterable[str] | None) -> tuple[str, ...]:
-        """Return the toolpacks of a session: those that the client named, or all that are not `opt_in`.
+        """Return the toolpacks of a session: the toolpacks that the client named, or all that aren't `opt_in`.
 
         Raises:
             InvalidParamsError: A name is unknown, or two functions of the chosen toolpacks would have the same name.
@@ -88,16 +89,16 @@ class Catalog:
         return chosen
 
     def functions(self, names: Iterable[str]) -> dict[str, PackFunction]:
-        """Return the functions of a session with these toolpacks by their names in it, in order of registration.
+        """Return the functions of a session with these toolpacks, by their names there, in order of registration.
 
         A function whose name has a dot occurs twice, once for each spelling. `listed` returns each function once.
         """
         packs = [self.toolpacks[name] for name in names]
-        called = called_names({pack.name: pack.functions for pack in packs})
+        names_in_session = session_names({pack.name: pack.functions for pack in packs})
         functions = {}
         for pack in packs:
-            for registered, function in pack.functions.items():
-                name = called[pack.name, registered]
+            for registered_name, function in pack.functions.items():
+                name = names_in_session[pack.name, registered_name]
                 functions[name] = functions[without_dots(name)] = function.renamed(name)
         return functions
 
@@ -120,10 +121,10 @@ class Catalog:
 
 
 def is_plain(cls: type, author_classes: Container[type]) -> bool:
-    """Return whether JSON shows the instances of a class as plain objects: they are neither models nor values.
+    """Return whether JSON shows the instances of a class as plain objects, because they are neither models nor values.
 
-    Pydantic would show all fields of a dataclass, private ones too, and fails if it refers to itself. So the
-    dataclasses of toolpacks that are made of classes (`author_classes`) are plain objects, too.
+    Pydantic would show all fields of a dataclass, also private ones, and would fail if an instance refers to itself. So
+    the dataclasses of toolpacks that are made of classes (`author_classes`) are plain objects, too.
     """
     if is_foreign(cls) or issubclass(cls, (BaseModel, *BUILTIN_BASES)):
         return False
@@ -131,6 +132,6 @@ def is_plain(cls: type, author_classes: Container[type]) -> bool:
 
 
 def describe_ambiguity(packs: Iterable[Toolpack]) -> str:
-    """Return a message about functions of these toolpacks with the same name in one session, or "" without any."""
-    names = [*map(".".join, ambiguous_names(called_names({pack.name: pack.functions for pack in packs})))]
+    """Return a message about functions that would have the same name in a session, or "" if all names differ."""
+    names = [*map(".".join, ambiguous_names(session_names({pack.name: pack.functions for pack in packs})))]
     return f"{' and '.join(names)} have the same name in model APIs, which write a dot as __" if names else ""

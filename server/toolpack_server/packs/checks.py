@@ -1,6 +1,6 @@
 """Checks of initial environments. Each check builds the environment and discards it.
 
-`serve` skips slow checks and those of harmless problems; `toolpack-server check` makes all of them (`thorough`).
+`serve` skips slow checks and checks for harmless problems. `toolpack-server check` makes all checks (`thorough`).
 """
 
 import inspect
@@ -23,22 +23,22 @@ BUILD_SECONDS = 10.0  # time limit for building one initial environment
 
 
 def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False) -> RegistrationError | None:
-    """Build the initial environment and return the problem with it, if its snapshot doesn't restore it exactly.
+    """Build the initial environment, and return the problem if it can't be built or can't be restored exactly.
 
-    An environment that has no JSON form is a problem if it holds instances of the author's classes, or if the check is
-    `thorough`. Other environments work without one.
+    Return None if there is no problem. An environment without a JSON form is a problem only if it holds instances of
+    the author's classes, or if the check is `thorough`.
     """
     classes = catalog.classes
     name = f"the initial environment of {pack.name!r}"
     text = f"{location_of(pack.factory)}: {name}"
     if requires(pack.options):
-        return None  # only a session has the options to build it
+        return None  # the environment can't be built here, because only the creator of a session gives the options
     try:
         with time_limit(BUILD_SECONDS, f"building {name}", "make it faster, or do this in a function"):
             environment = Context().run(pack.build, {})
             for volume in take_out(environment, of_instances=pack.holds_instances).values():
                 volume.build(Limits())
-        lost = difference(environment, thaw(freeze(environment, classes), classes))
+        loss = difference(environment, thaw(freeze(environment, classes), classes))
         if thorough or pack.holds_instances:
             to_json(environment, catalog.plain)
     except (InvalidParamsError, SnapshotError) as error:
@@ -54,10 +54,11 @@ def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False)
         )
     except TimeLimitExceeded as error:
         return RegistrationError(f"{location_of(pack.factory)}: {error}")
-    return RegistrationError(f"{text} can't be stored exactly: {lost}") if lost else None
+    return RegistrationError(f"{text} can't be stored exactly: {loss}") if loss else None
 
 
 def _raised_at(pack: Toolpack, error: Exception) -> str:
+    """Return the end of a message: the line of the factory that raised. Return "" if another file raised."""
     file = inspect.getsourcefile(pack.factory) if inspect.isfunction(pack.factory) else None
     frames = traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ else []
     lines = [frame.lineno for frame in frames if frame.filename == file]

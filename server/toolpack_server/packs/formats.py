@@ -1,7 +1,6 @@
 """Descriptions of toolpacks for clients, and of functions for agents in the formats of common model APIs.
 
-`FORMATS` has the functions that describe a function, by the name of the format. A description depends only on what the
-toolpack registered.
+`FORMATS` has a converter for each format, by its name. A description depends only on the registration of the function.
 """
 
 import re
@@ -19,7 +18,7 @@ from toolpack_server.volumes.volume import Volume
 
 
 def parameters_schema(function: PackFunction) -> dict[str, Any]:
-    """Return the JSON Schema of a function's arguments: AgentDojo's schema, but unknown arguments are forbidden.
+    """Return the JSON Schema of a function's arguments. It is AgentDojo's schema, but forbids unknown arguments.
 
     Unknown keys of nested objects are forbidden, too, if the function's models forbid them.
     """
@@ -44,7 +43,7 @@ def returns_schema(function: PackFunction) -> dict[str, Any] | None:
 
 
 def describe_toolpack(toolpack: Toolpack, source: Source | None) -> dict[str, Any]:
-    """Return the description of a toolpack. If its environment has no JSON schema, the schema there is empty."""
+    """Return the description of a toolpack for clients. An environment without a JSON schema gets an empty schema."""
     options = toolpack.options
     try:
         environment = toolpack.environment_class.model_json_schema(mode="serialization")
@@ -114,8 +113,8 @@ def gemini(function: PackFunction) -> dict[str, Any]:
 def mcp(function: PackFunction) -> dict[str, Any]:
     """Return a function as a tool of the Model Context Protocol.
 
-    It has no `outputSchema`, because the server doesn't check results against their annotation. A client would raise
-    an exception for a result that doesn't match, although the call was committed.
+    The tool has no `outputSchema`, because the server doesn't check results against their annotation. A client would
+    raise an exception for a result that doesn't match, although the call was committed.
     """
     return {
         "name": without_dots(function.name),
@@ -126,13 +125,13 @@ def mcp(function: PackFunction) -> dict[str, Any]:
 
 
 def without_repeated_titles(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool's schema without the titles that only repeat a name. They are a sixth of a list of tools."""
-    described: dict[str, Any] = _without_titles({key: value for key, value in schema.items() if key != "title"}, "")
-    return described
+    """Return a tool's schema without the titles that only repeat a name, to make a list of tools a sixth shorter."""
+    shortened: dict[str, Any] = _without_titles({key: value for key, value in schema.items() if key != "title"}, "")
+    return shortened
 
 
 def _without_titles(schema: Any, name: str) -> Any:
-    """Return a schema without titles that repeat its name, here and in its parts."""
+    """Return a schema without titles that repeat a name, in the schema itself and in its parts."""
     if isinstance(schema, list):
         return [_without_titles(each, name) for each in schema]
     if not isinstance(schema, dict):
@@ -149,6 +148,7 @@ def _without_titles(schema: Any, name: str) -> Any:
 
 
 def _letters(text: str) -> str:
+    """Return the letters and digits of a text, to compare a title such as "Due Date" with the name `due_date`."""
     return re.sub(r"[\W_]", "", text).casefold()
 
 

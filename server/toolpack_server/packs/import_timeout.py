@@ -1,8 +1,8 @@
 """Time limit for a toolpack's code that runs before the server starts: its import and its initial environment.
 
-Code that exceeds the limit is interrupted; the error names the line that was running. On a busy machine, wall-clock
-time would be unfair: while code computes, only its CPU time counts, and while it waits, all time counts. An import of a
-library has a longer limit. Code that holds the GIL, or catches every exception, can't be interrupted.
+Code that exceeds the limit is interrupted, and the error names the line that was running. On a busy machine, wall-clock
+time would be unfair. So while code computes, only its CPU time counts, and while code waits, all time counts. The
+import of a library has a longer limit. Code that holds the GIL, or catches every exception, can't be interrupted.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from toolpack_server.base.logger import log
 LIBRARY_FACTOR = 6  # an import of a library may take this many times as long
 MIN_CPU_SHARE = 0.01  # code that uses less CPU time than this share only waits
 TOLERANCE = 0.9  # code is interrupted at this share of the limit, because no code gets quite all of a CPU
-REPEAT_SECONDS = 0.5  # before code that caught the exception is interrupted again
+REPEAT_SECONDS = 0.5  # delay before code that caught the exception is interrupted again
 _SERVER = str(Path(__file__).parents[1]) + "/"
 
 
@@ -29,7 +29,9 @@ class TimeLimitExceeded(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float, what: str, advice: str = "do this in a function, or not at all") -> Iterator[None]:
-    """Raise `TimeLimitExceeded` in the block if it takes longer. Blocks in other threads than the main one don't end.
+    """Raise `TimeLimitExceeded` in a block that takes longer than the limit.
+
+    A block in another thread than the main thread has no limit, because only the main thread receives signals.
 
     Args:
         seconds: The limit.
@@ -42,6 +44,7 @@ def time_limit(seconds: float, what: str, advice: str = "do this in a function, 
     counted, began, used = 0.0, time.monotonic(), time.process_time()
 
     def interrupt(_number: int, frame: FrameType | None) -> None:
+        """Count the time since the last signal. Raise if the limit is exceeded, or else set the timer again."""
         nonlocal counted, used
         before, used = used, time.process_time()
         counted += counted_seconds(used - before, seconds)
@@ -65,12 +68,18 @@ def time_limit(seconds: float, what: str, advice: str = "do this in a function, 
 
 
 def counted_seconds(used: float, seconds: float) -> float:
-    """Return the part of a period that counts, if code used this much CPU time in it."""
+    """Return the seconds that count of a period of `seconds`, in which the process used the CPU time `used`.
+
+    If the code computed, its CPU time counts. If it only waited, the whole period counts.
+    """
     return used if MIN_CPU_SHARE * seconds <= used < seconds else seconds
 
 
 def _imports_library(stack: traceback.StackSummary) -> bool:
-    """Return whether the toolpack is importing a library: a module from another folder than its own."""
+    """Return whether the toolpack is importing a library: a module from another folder than its own.
+
+    On the stack, frames of Python's import machinery lie between the importing module and the imported module.
+    """
     machinery = [number for number, frame in enumerate(stack) if frame.filename.startswith("<frozen importlib")]
     if not machinery:
         return False

@@ -10,9 +10,9 @@ from typing import NamedTuple, Self
 
 
 class Entry(NamedTuple):
-    """A toolpack, as far as two processes compare it."""
+    """The properties of a toolpack that two processes compare."""
 
-    fingerprint: str  # of its environment classes
+    fingerprint: str  # digest of its environment classes
     functions: tuple[str, ...]
     opt_in: bool
 
@@ -30,7 +30,7 @@ class Inventory:
         return [(name, function) for name, entry in self.toolpacks.items() for function in entry.functions]
 
     def difference(self, other: "Inventory") -> str | None:
-        """Return the name of a toolpack that differs or is missing in one of the two, or None if all are equal."""
+        """Return the name of a toolpack that differs or that one inventory lacks. Return None if all are equal."""
         names = [*self.toolpacks, *other.toolpacks]
         return next((name for name in names if self.toolpacks.get(name) != other.toolpacks.get(name)), None)
 
@@ -41,6 +41,9 @@ class Inventory:
     def from_json(cls, text: str | bytes) -> Self:
         toolpacks, notices = json.loads(text)
         return cls(
-            {name: Entry(mark, tuple(functions), opt_in) for name, (mark, functions, opt_in) in toolpacks.items()},
+            {
+                name: Entry(fingerprint, tuple(functions), opt_in)
+                for name, (fingerprint, functions, opt_in) in toolpacks.items()
+            },
             notices,
         )

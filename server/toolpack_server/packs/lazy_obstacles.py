@@ -1,8 +1,8 @@
-"""Search of a toolpack's modules for code that could tell a lazy instance from a real one.
+"""Search of a toolpack's modules for code that could tell a lazy instance from an ordinary instance.
 
-Before the first access to a lazy instance, two things differ. `type(x) is C` is false. And pydantic, which compares
-types in a union, would serialize an instance of `C` as a base class of `C` that the union lists. The environment of a
-toolpack with such code isn't loaded lazily.
+A lazy instance loads its data when it is first accessed. Until then it differs from an ordinary instance of a class `C`
+in two ways. `type(x) is C` is false. And pydantic compares types in a union, so it would serialize the instance as a
+base class of `C` that the union lists. If a toolpack has such code, its environment isn't loaded lazily.
 """
 
 import ast
@@ -21,9 +21,9 @@ _BUILTINS = frozenset(vars(builtins))
 
 @lru_cache(maxsize=256)
 def lazy_obstacle(pack: Toolpack) -> str | None:
-    """Return the file and line of such code, and what it does. None if there is none in the toolpack's own modules.
+    """Return the file and line of such code, and a description. Return None if the toolpack's modules don't have any.
 
-    These are the modules of its functions, and of the classes that its environment contains.
+    A toolpack's modules are those of its functions, and of the classes that its environment contains.
     """
     table = ClassTable([pack.environment_class], pack.state_types)
     names = {cls.__module__ for cls in table.layouts if not is_foreign(cls)}
@@ -32,7 +32,7 @@ def lazy_obstacle(pack: Toolpack) -> str | None:
     for name in sorted(names):
         module = sys.modules.get(name)
         for line, what in () if module is None else _obstacles(module, bases):
-            return f"{inspect.getsourcefile(module)}:{line}: {what}"  # type: ignore[arg-type] # it has a source
+            return f"{inspect.getsourcefile(module)}:{line}: {what}"  # type: ignore[arg-type] # the module has a source
     return None
 
 
@@ -40,7 +40,7 @@ def _obstacles(module: ModuleType, bases: set[type]) -> Iterator[tuple[int, str]
     """Yield the lines of a module that compare types, or that name a base class in a union."""
     try:
         tree = ast.parse(inspect.getsource(module))
-    except (OSError, TypeError, SyntaxError):  # it has no Python source
+    except (OSError, TypeError, SyntaxError):  # the module has no Python source
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and _compares_types(node):

@@ -1,8 +1,8 @@
 """Loader of toolpacks: finds their modules, imports them and checks them together.
 
-Problems are collected, so that `check` can print all of them; `serve` stops if there is one. Every failure of a module
-becomes a sentence with file, line and remedy. A module can neither end the command nor block it, not even by
-`os._exit` or an endless loop.
+Problems are collected, so that `check` can print all of them. `serve` doesn't start if there is a problem. Every
+failure of a module becomes a sentence with file, line and remedy. A module can neither end the command nor block it,
+even by `os._exit` or an endless loop.
 """
 
 import contextlib
@@ -39,19 +39,21 @@ def load_catalog(
     *,
     build: bool = True,
 ) -> Catalog:
-    """Load and check the named toolpacks. Without names, load all in `pack_dirs`; without these, all installed ones.
+    """Load and check toolpacks.
 
     Args:
-        build: Also build and check the initial environments. A process that forks others must not do this.
+        pack_dirs: Folders with modules of toolpacks.
+        names: The names of the toolpacks. Empty: all toolpacks in `pack_dirs`, or without folders all installed ones.
+        build: Also build and check the initial environments. A process that forks other processes must not do this.
 
     Raises:
-        RegistrationError: The first problem. Its text tells how many others were found.
+        RegistrationError: There is a problem. The text has the first problem and the number of further problems.
     """
     catalog, problems = inspect_toolpacks(pack_dirs, names, thorough=False, build=build)
     if problems:
-        others = f" ({len(problems) - 1} more: see `toolpack-server check`)" if len(problems) > 1 else ""
-        raise RegistrationError(f"{problems[0]}{others}")
-    assert catalog is not None  # noqa: S101 - it is None only if there are problems
+        more = f" ({len(problems) - 1} more: see `toolpack-server check`)" if len(problems) > 1 else ""
+        raise RegistrationError(f"{problems[0]}{more}")
+    assert catalog is not None  # noqa: S101 - the catalog is None only if there are problems
     return catalog
 
 
@@ -69,14 +71,14 @@ def inspect_toolpacks(
 ) -> tuple[Catalog | None, list[RegistrationError]]:
     """Load toolpacks, and return the catalog and all problems. The catalog is None if a toolpack can't be loaded.
 
-    With `thorough=False`, as at a server's start, the environments of `opt_in` toolpacks aren't checked, because large
-    ones take long to build. The first session that names such a toolpack finds the problem.
+    With `thorough=False`, as at a server's start, the environments of `opt_in` toolpacks aren't checked, because a
+    large environment takes long to build. The first session that names such a toolpack then fails with the problem.
     """
     problems: list[RegistrationError] = []
     token = collected_problems.set(problems)
     try:
         with module_rngs.register():
-            packs, sources, notices = _find(pack_dirs, names, problems)
+            packs, sources, notices = _load_modules(pack_dirs, names, problems)
     finally:
         collected_problems.reset(token)
     is_loaded = not problems
@@ -95,16 +97,21 @@ def inspect_toolpacks(
     return catalog if is_loaded else None, problems
 
 
-def _find(
+def _load_modules(
     pack_dirs: Sequence[Path], names: Sequence[str], problems: list[RegistrationError]
 ) -> tuple[dict[str, Toolpack], dict[str, Source], list[str]]:
+    """Import the modules of toolpacks, and add their problems to `problems`.
+
+    Returns:
+        The chosen toolpacks without problems, by name; the module of each toolpack; and messages for the operator.
+    """
     bundled = extend_namespace(pack_dirs, problems)
     only_folders = pack_dirs and not names
     sources = [*folder_sources(pack_dirs if only_folders else [*pack_dirs, *bundled], pack_dirs, problems)]
     if not only_folders:
         sources += installed_sources()
     search = _Search(problems)
-    # If packs are named, sources of the same name come first, and the search ends when all packs are found.
+    # If toolpacks are named, modules of the same name come first, and the search ends when all toolpacks are found.
     for source in sorted(sources, key=lambda source: source.name not in names):
         if names and source.name not in names and set(names) <= search.packs.keys():
             break
@@ -123,6 +130,7 @@ def _find(
     for pack in [*packs.values()]:
         for companion in pack.companions:
             if packs.setdefault(companion.name, companion) is not companion:
+                # An author's toolpack has the name of a toolpack that the server adds.
                 own = packs[companion.name]
                 text = (
                     f"{own.location}: sessions with events have a toolpack {own.name!r} of the server: rename this one."
@@ -140,9 +148,9 @@ def _unknown_name(name: str, search: "_Search", pack_dirs: Sequence[Path]) -> st
     in_module = [pack for pack, source in search.sources.items() if source.name == name]
     if in_module:
         return f"no toolpack is called {name!r}: the module of this name has {in_module[0]!r}, so use that name."
-    # The names of toolpacks mostly begin with their module's name: tau2-retail is in tau2.
+    # The name of a toolpack mostly begins with its module's name: tau2-retail is in tau2.
     likely = [text for source, text in search.unavailable.items() if name.startswith(source.name)]
-    # If there are folders, the toolpack is in one of them, so packages for bundled toolpacks wouldn't help.
+    # If there are folders, the toolpack should be in a folder, so packages for bundled toolpacks wouldn't help.
     unrelated = [text for source, text in search.unavailable.items() if pack_dirs and source.distribution == OWN]
     hint = " ".join(["", *(likely or [notice for notice in search.notices if notice not in unrelated])])
     return f"no module has a toolpack {name!r}; found: {', '.join(search.packs) or 'none'}.{hint}"
@@ -152,9 +160,9 @@ class _Search:
     """A search for toolpacks in modules.
 
     Attributes:
-        packs: The toolpacks found so far, by name.
+        packs: The toolpacks that were found until now, by name.
         sources: The module of each toolpack.
-        faulty: Names of toolpacks that have problems already. Further checks would report these again.
+        faulty: Names of toolpacks with problems. They aren't checked further, so that no problem is reported twice.
         notices: Messages for the operator.
         unavailable: The notices about missing packages, by the module that needs them.
     """
@@ -166,7 +174,7 @@ class _Search:
         self.notices: list[str] = []
         self.unavailable: dict[Source, str] = {}
         self._problems = problems
-        self._broken: list[tuple[list[RegistrationError], set[str]]] = []  # the problems and toolpacks of each module
+        self._broken_modules: list[tuple[list[RegistrationError], set[str]]] = []  # the problems and toolpacks of each
 
     def load(self, source: Source) -> None:
         """Import a module and add its toolpacks and problems."""
@@ -197,13 +205,13 @@ class _Search:
         if len(problems) > before:
             problems[before:] = [RegistrationError(source.qualify(str(problem))) for problem in problems[before:]]
             sys.modules.pop(source.module, None)  # as Python does after a failed import
-            self._broken.append((problems[before:], {pack.name for pack in packs}))
+            self._broken_modules.append((problems[before:], {pack.name for pack in packs}))
 
     def ignore_problems_of_others(self, names: Sequence[str]) -> None:
-        """Turn problems of modules that have none of these toolpacks into notices, if all of these were found."""
+        """If all these toolpacks were found, turn the problems of other modules into notices."""
         if not set(names) <= self.packs.keys():
             return
-        for module_problems, pack_names in self._broken:
+        for module_problems, pack_names in self._broken_modules:
             if pack_names.isdisjoint(names):
                 self._problems[:] = [problem for problem in self._problems if problem not in module_problems]
                 self.notices += [
@@ -213,9 +221,9 @@ class _Search:
 
 
 def extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError]) -> list[Path]:
-    """Put the folders before the bundled ones on the path of the namespace package, and return the bundled ones.
+    """Add the folders to the path of the namespace package, and return the folders of bundled toolpacks.
 
-    Because of this order, a folder's `bank.py` replaces the bundled one.
+    The added folders come before the bundled ones, so that a user's `bank.py` replaces the bundled `bank`.
     """
     problems += [
         RegistrationError(f"{folder} is not a folder: correct --pack-dir.")
@@ -228,21 +236,24 @@ def extend_namespace(pack_dirs: Sequence[Path], problems: list[RegistrationError
         namespace = sys.modules[NAMESPACE] = ModuleType(NAMESPACE)
         namespace.__path__ = []
     own = [str(folder.resolve()) for folder in pack_dirs]
-    # Folders of earlier calls stay importable, but don't count as bundled.
+    # Folders that an earlier call added stay importable, but don't count as bundled.
     bundled = list((namespace.__spec__ and namespace.__spec__.submodule_search_locations) or ())
-    # A plain list: Python recomputes a namespace's own path object when sys.path changes, and would lose our folders.
+    # Use a plain list, because Python recomputes a namespace's own path object when `sys.path` changes, and would lose
+    # the added folders.
     namespace.__path__ = list(dict.fromkeys([*own, *bundled, *namespace.__path__]))
     importlib.invalidate_caches()
     return [Path(folder) for folder in bundled if folder not in own]
 
 
 def _toolpacks_of(module: ModuleType | None, attribute: str) -> list[Toolpack]:
+    """Return the toolpack in a variable of a module, or the toolpacks in all variables if `attribute` is ""."""
     attributes = vars(module) if module else {}
     values = [attributes.get(attribute)] if attribute else attributes.values()
     return list({id(pack): pack for pack in values if isinstance(pack, Toolpack)}.values())
 
 
 def _no_toolpack_notice(source: Source, module: ModuleType) -> str:
+    """Return the message for a module without a toolpack."""
     location = source.qualify(module.__file__ or source.module)
     if source.attribute:
         return (
@@ -257,11 +268,11 @@ def _import(source: Source, problems: list[RegistrationError]) -> ModuleType | N
     """Import a module, or add the problem to `problems`.
 
     Raises:
-        ToolpackUnavailable: The module reports that a package which it needs isn't installed.
+        ToolpackUnavailable: The module reports a missing package.
     """
     name = source.module
     exit_process = os._exit
-    os._exit = _refuse_exit
+    os._exit = _refuse_exit  # a module must not end the server's process
     try:
         with time_limit(IMPORT_SECONDS, "its import", "do this in a function"):
             return importlib.import_module(name)
@@ -281,6 +292,7 @@ def _import(source: Source, problems: list[RegistrationError]) -> ModuleType | N
 
 
 def _refuse_exit(status: int) -> NoReturn:
+    """Raise `SystemExit`, in place of `os._exit`."""
     raise SystemExit(status)
 
 
@@ -304,6 +316,7 @@ def _import_problem(source: Source, error: BaseException) -> str:
 
 
 def _remedy(source: Source, error: BaseException) -> str:
+    """Return what the author can do about an error in an import."""
     package_of_module = source.module.rpartition(".")[0]
     if isinstance(error, ModuleNotFoundError) and error.name:
         missing = error.name.partition(".")[0]
@@ -328,7 +341,8 @@ def _where(name: str, error: BaseException) -> str:
 
 
 def _file_of(name: str) -> str | None:
-    with contextlib.suppress(Exception):  # find_spec imports the packages around the module
+    """Return the file of a module, or None if it isn't found."""
+    with contextlib.suppress(Exception):  # `find_spec` imports the packages around the module, which may raise
         spec = importlib.util.find_spec(name)
         return spec.origin if spec else None
     return None

@@ -1,7 +1,8 @@
 """JSON Schemas in the subset that OpenAI's API accepts.
 
-The API rejects `oneOf`, `discriminator` and `prefixItems`, and some of its models don't follow `$ref`. So each
-reference is replaced by its definition, unless the definition contains itself or the schema would become too large.
+The API rejects `oneOf`, `discriminator` and `prefixItems`, so other keywords replace these. Some of its models don't
+follow `$ref`. So each reference is replaced by its definition, unless the definition contains itself or the schema
+would become too large.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 from toolpack_server.jsonio.strict import dumps
 
-_MAX_NODES = 2_000  # in a schema without references: ten times as many as the largest function of tau2 has
+_MAX_NODES = 2_000  # max nodes of a schema without references: ten times those of the largest function of tau2
 VALUES = ("const", "default", "enum", "examples")  # keywords whose values are data, not schemas
 BY_NAME = ("properties", "patternProperties", "$defs")  # keywords whose keys are the author's names
 
@@ -19,9 +20,9 @@ class _NodeLimitError(Exception):
 
 
 def openai_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema without the keywords that OpenAI rejects. It accepts every value that `schema` accepts.
+    """Return a schema without the keywords that OpenAI rejects. The result accepts every value that `schema` accepts.
 
-    It also accepts the elements of a tuple in another order.
+    In addition, it accepts the elements of a tuple in another order.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
     recursive = {name for name in definitions if name in _reachable(name, definitions)}
@@ -32,7 +33,7 @@ def openai_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Translation:
-    """Translation of one schema. References to definitions in `referenced` are not replaced."""
+    """Translation of one schema. References to the definitions in `referenced` aren't replaced."""
 
     def __init__(self, definitions: Mapping[str, Any], referenced: set[str]) -> None:
         self._definitions = definitions
@@ -40,12 +41,14 @@ class _Translation:
         self._nodes = 0
 
     def translate_root(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the translation of the whole schema, with the definitions that are still referenced."""
         translated: dict[str, Any] = self._translate({name: value for name, value in schema.items() if name != "$defs"})
         if self._referenced:
             translated["$defs"] = {name: self._translate(self._definitions[name]) for name in sorted(self._referenced)}
         return translated
 
     def _translate(self, schema: Any) -> Any:
+        """Return the translation of a part of the schema. Raise `_NodeLimitError` if there are too many nodes."""
         if isinstance(schema, list):
             return [self._translate(each) for each in schema]
         if not isinstance(schema, dict):
@@ -72,12 +75,13 @@ class _Translation:
 
 
 def _target(schema: Mapping[str, Any]) -> str:
+    """Return the name of the definition that a schema refers to, or "" if it isn't a reference."""
     reference = schema.get("$ref")
     return reference.removeprefix("#/$defs/") if isinstance(reference, str) else ""
 
 
 def _reachable(name: str, definitions: Mapping[str, Any]) -> set[str]:
-    """Return the names of the definitions that a definition refers to, directly or through others."""
+    """Return the names of the definitions that a definition refers to, directly or through other definitions."""
     targets: set[str] = set()
     pending = [definitions[name]]
     while pending:

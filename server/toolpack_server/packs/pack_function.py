@@ -1,6 +1,6 @@
 """Registered function of a toolpack.
 
-It never changes. A session that renames the function uses a copy with that name.
+A registered function never changes. A session that renames the function uses a copy with the new name.
 """
 
 import copy
@@ -15,9 +15,9 @@ class PackFunction:
     Attributes:
         function: The ready `Function`: the server's own, or any object with the same fields.
         toolpack: The name of its toolpack.
-        read_only: The author promises that it doesn't change the environment.
-        timeout_seconds: Its deadline in seconds. None means the server's default.
-        registered_name: The name of its registration. `name` may differ in a session.
+        read_only: Whether the author declares that the function doesn't change the environment.
+        timeout_seconds: Its deadline in seconds. None: the server's default.
+        registered_name: Its name in the toolpack. `name` may differ in a session.
     """
 
     function: Any
@@ -45,6 +45,6 @@ class PackFunction:
 
 
 def is_offered(function: PackFunction, offered: frozenset[str]) -> bool:
-    """Return whether `offered` has a name of this function, with or without its toolpack's name."""
+    """Return whether a set of names has a name of this function, with or without its toolpack's name."""
     registered = function.registered_name
     return not offered.isdisjoint({function.name, registered, f"{function.toolpack}.{registered}"})

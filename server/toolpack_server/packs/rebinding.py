@@ -1,6 +1,6 @@
 """Static check for functions that assign to a dependency of an immutable type.
 
-Such an assignment only rebinds the function's local variable. It changes nothing in the environment.
+Such an assignment only rebinds a local variable of the function, so the environment doesn't change.
 """
 
 import ast
@@ -31,7 +31,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def is_immutable(annotation: Any) -> bool:
-    """Return whether the annotation shows that no value of the type can be changed in place."""
+    """Return whether an annotation shows that values of the type can't be changed in place."""
     if isinstance(annotation, TypeAliasType | getattr(types, "TypeAliasType", TypeAliasType)):
         return is_immutable(annotation.__value__)
     if annotation is None or get_origin(annotation) is Literal:
@@ -40,7 +40,8 @@ def is_immutable(annotation: Any) -> bool:
         return is_immutable(get_args(annotation)[0])
     if get_origin(annotation) in {Union, types.UnionType}:
         return all(map(is_immutable, get_args(annotation)))
-    kind = getattr(annotation, "__supertype__", get_origin(annotation) or annotation)  # of a NewType, or of tuple[int]
+    # The class behind a `NewType`, or behind a generic type such as `tuple[int]`.
+    kind = getattr(annotation, "__supertype__", get_origin(annotation) or annotation)
     if kind is not annotation and not isinstance(kind, type):
         return is_immutable(kind)
     if not isinstance(kind, type):
@@ -52,13 +53,13 @@ def is_immutable(annotation: Any) -> bool:
 
 
 def find_assignment(function: Callable[..., Any], names: Iterable[str]) -> tuple[str, int] | None:
-    """Return the first of these parameters that a function assigns to, and the line, or None."""
+    """Return the first assignment of a function to one of these parameters: its name and the line, or None."""
     tree, parameters = function_tree(function), frozenset(names)
     return None if tree is None else next(_assignments(tree.body, parameters, parameters), None)
 
 
 def function_tree(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the syntax tree of a function with the line numbers of its file, or None if its source isn't available."""
+    """Return the syntax tree of a function with the line numbers of its file, or None without a source."""
     if not isinstance(function, FunctionType):
         return None
     try:
@@ -79,13 +80,13 @@ def _assignments(nodes: Iterable[ast.AST], visible: frozenset[str], local: froze
     """
     for node in nodes:
         if isinstance(node, ast.Lambda) or (isinstance(node, ast.AnnAssign) and node.value is None):
-            continue  # a lambda can only assign to its own variables
+            continue  # a lambda assigns only to its own variables, and an annotation without a value assigns nothing
         for name in local.intersection(_assigned_names(node)):
             yield name, node.lineno  # type: ignore[attr-defined] # every node that binds a name has a line
         if isinstance(node, _SCOPES):
             yield from _assignments(node.decorator_list, visible, local)
             yield from _assignments(node.body, *_inner_names(node, visible))
-        elif isinstance(node, _COMPREHENSIONS):  # its targets are local to it, but targets of `:=` aren't
+        elif isinstance(node, _COMPREHENSIONS):  # its targets are its own variables, except the targets of `:=`
             walrus = (part for part in ast.walk(node) if isinstance(part, ast.NamedExpr))
             yield from _assignments((part.target for part in walrus), visible, local)
         else:
@@ -96,7 +97,7 @@ def _inner_names(scope: Any, visible: frozenset[str]) -> tuple[frozenset[str], f
     """Return the parameters that an inner scope can read, and those that it declares `nonlocal`."""
     nodes = [*_nodes_of_scope(scope.body)]
     declared = visible.intersection(name for node in nodes if isinstance(node, ast.Nonlocal) for name in node.names)
-    if isinstance(scope, ast.ClassDef):  # its methods don't see its variables
+    if isinstance(scope, ast.ClassDef):  # the class's methods don't see the class's variables
         return visible, declared
     arguments = {node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg)}
     assigned = {name for node in nodes for name in _assigned_names(node)}
@@ -104,6 +105,7 @@ def _inner_names(scope: Any, visible: frozenset[str]) -> tuple[frozenset[str], f
 
 
 def _nodes_of_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield these nodes and the nodes inside of them, but no nodes of inner scopes."""
     for node in nodes:
         yield node
         if not isinstance(node, (*_SCOPES, *_COMPREHENSIONS, ast.Lambda)):

@@ -16,16 +16,18 @@ from typing import Any
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.functions_runtime import error_text
 
-# While this holds a list, problems are appended to it instead of being raised, so that `check` finds all of them.
+# While this holds a list, `located` appends problems to the list and doesn't raise them, so that `check` finds all.
 collected_problems: ContextVar[list[RegistrationError] | None] = ContextVar("collected_problems", default=None)
 
 
 @contextmanager
 def located(subject: object) -> Iterator[None]:
-    """Turn an exception of the block into a RegistrationError that names the place of `subject`; collect or raise it.
+    """Turn an exception of the block into a `RegistrationError` with the location of `subject`.
+
+    The error is raised, or collected while `collected_problems` holds a list.
 
     Args:
-        subject: The function or class of the author, or its place as text.
+        subject: The function or class of the author, or its location as text.
     """
     try:
         yield
@@ -51,6 +53,7 @@ def caller_description() -> str:
 
 
 def _caller() -> FrameType:
+    """Return the frame of the first caller outside the server's code."""
     frame = sys._getframe(2)  # noqa: SLF001 - inspect.stack() would read the source of every frame
     while frame.f_back and frame.f_globals["__name__"].startswith("toolpack_server."):
         frame = frame.f_back

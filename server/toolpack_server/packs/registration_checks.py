@@ -19,6 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_name(name: Any) -> None:
+    """Check the name of a toolpack."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RegistrationError(f"{name!r} isn't a valid toolpack name: use 1-64 letters, digits, `_`, `.`, `-`.")
 
@@ -27,8 +28,9 @@ def classes(state_types: Any) -> tuple[type, ...]:
     """Return the state types as a tuple.
 
     Raises:
-        RegistrationError: They are no list of classes.
+        RegistrationError: The value isn't a list of classes.
     """
+    # A single class isn't a list. The None makes the next check fail.
     kinds = [*state_types] if isinstance(state_types, Iterable) else [state_types, None]
     if not all(isinstance(kind, type) for kind in kinds):
         raise RegistrationError(f"state_types is {shown(repr(state_types))}: give a list of classes.")
@@ -36,10 +38,12 @@ def classes(state_types: Any) -> tuple[type, ...]:
 
 
 def has_source(function: Any) -> bool:
+    """Return whether `location_of` can find the file and line of a function."""
     return inspect.isclass(function) or is_ready(function) or hasattr(inspect.unwrap(function), "__code__")
 
 
 def check_function(function: Any, timeout_seconds: Any) -> None:
+    """Check that a function can be registered, and that its deadline is a number of seconds or None."""
     if inspect.ismethod(function):
         raise RegistrationError(
             "it is a method bound to an object, and all sessions would share that object: register a function and keep "
@@ -79,7 +83,7 @@ def check_dependency(environment: type[BaseModel], parameter: str, attribute: ob
 
 
 def check_assignments(function: Any, dependencies: Mapping[str, Any], environment: type[BaseModel]) -> None:
-    """Check that a function doesn't assign to a dependency of an immutable type: the assignment would be lost."""
+    """Check that a function doesn't assign to a dependency of an immutable type, because that changes nothing."""
     hints = get_type_hints(function)
     names = {
         name: getattr(dependency, "env_dependency", None)
@@ -99,12 +103,17 @@ def check_assignments(function: Any, dependencies: Mapping[str, Any], environmen
 
 
 def _annotation(environment: type[BaseModel], dependency: Any) -> Any:
+    """Return the annotation of the field that a dependency names, or `Any`."""
     field = environment.model_fields.get(getattr(dependency, "env_dependency", ""))
     return Any if field is None else field.annotation
 
 
 def environment_and_options(environment: Any) -> tuple[type[BaseModel], Any]:
-    """Return the class of the environment, and the factory's options as a `Function` (None without options)."""
+    """Return the class of the environment, and the factory's options as a `Function` (None without options).
+
+    Raises:
+        RegistrationError: The environment is neither a class of models nor a factory function for one.
+    """
     if isinstance(environment, type):
         if not issubclass(environment, BaseModel):
             raise RegistrationError(
@@ -158,6 +167,7 @@ def check_volumes(environment: type[BaseModel]) -> None:
 
 
 def _classes_in(annotation: Any) -> Iterator[Any]:
+    """Yield the classes that an annotation names, also as arguments of generic types."""
     if isinstance(annotation, type) and not get_args(annotation):
         yield annotation
     for inner in get_args(annotation):

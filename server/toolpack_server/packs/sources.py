@@ -1,6 +1,6 @@
 """Sources of toolpacks: modules in folders, and modules named by entry points of installed distributions.
 
-This module finds them without importing them.
+This module finds these modules without importing them.
 """
 
 import pkgutil
@@ -13,12 +13,14 @@ from typing import NamedTuple
 from toolpack_server.base.errors import RegistrationError
 
 NAMESPACE = "toolpacks"
+"""The namespace package of modules in folders."""
+
 GROUP = "toolpack_server.toolpacks"
 """The entry point group for a distribution's toolpacks."""
 
 OWN = "toolpack-server"
 _HERE = Path(__file__).resolve()
-# The folder is a sibling of the package if that is installed, and of its source folder in a clone.
+# In an installation, the folder is a sibling of the package. In a clone, it is a sibling of the package's parent.
 _BUNDLED = next(path for parent in _HERE.parents[2:4] if (path := parent / NAMESPACE).is_dir())
 
 
@@ -29,9 +31,9 @@ class Source(NamedTuple):
         name: The name of its file without the suffix, or of its entry point.
         module: The dotted name to import it by.
         attribute: The variable with the toolpack to load. "" loads all toolpacks of the module.
-        distribution: The distribution that it belongs to. None: it is in a folder of the user's.
+        distribution: The distribution that has the module. None: the module is in a user's folder.
         version: The version of the distribution.
-        path: The file or folder of a module in a folder.
+        path: The file or folder of the module. None if an entry point names the module.
     """
 
     name: str
@@ -45,14 +47,20 @@ class Source(NamedTuple):
         return f"{self.distribution} {self.version}" if self.distribution else str(self.path)
 
     def qualify(self, location: str) -> str:
-        """Return a place in the module, after the name of its distribution if it has one."""
+        """Return a location in the module for a message, with the name of the distribution if there is one."""
         return f"{self}: {location}" if self.distribution else location
 
 
 def folder_sources(
     folders: Iterable[Path], pack_dirs: Sequence[Path], problems: list[RegistrationError]
 ) -> Iterator[Source]:
-    """Yield the modules in all folders; add a problem if two of the user's folders have modules of the same name."""
+    """Yield the modules in all folders. Of modules with the same name, only the first one is yielded.
+
+    Args:
+        folders: The folders, in order of precedence.
+        pack_dirs: The user's folders.
+        problems: Gets a problem for each module in a user's folder that isn't the first one of its name.
+    """
     modules: dict[str, tuple[Path, str]] = {}
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
         for module in pkgutil.iter_modules([str(folder)]):
@@ -80,7 +88,7 @@ def installed_sources() -> Iterator[Source]:
 
 
 def package_folders() -> list[Path]:
-    """Return the folders of the packages that entry points name. A module outside any package has no folder."""
+    """Return the folders of the packages that entry points name. Modules outside of packages are omitted."""
     packages = dict.fromkeys(source.module.partition(".")[0] for source in installed_sources())
     specs = [spec for package in packages if (spec := find_spec(package))]
     return [Path(folder) for spec in specs for folder in spec.submodule_search_locations or ()]

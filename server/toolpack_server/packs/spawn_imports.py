@@ -2,8 +2,8 @@
 
 With the start method `spawn`, such a process is a fresh interpreter. It first runs the parent's main module again, and
 then imports the module of the function to call. Two things would go wrong: the server's main module is a command, which
-mustn't run again, and the new process doesn't know the folders of toolpacks. So a process that runs functions
-sets this module as its main module. In the new process, this module adds the folders to the import path.
+must not run again, and the new process doesn't know the folders of toolpacks. So a process that runs functions sets
+this module as its main module. In the new process, this module adds the folders to the import path.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ _VARIABLE = "TOOLPACKS_PATH"
 
 
 def enable_spawn_imports(pack_dirs: Iterable[Path]) -> None:
-    """Enable imports from these folders in processes that this one starts with `multiprocessing`.
+    """Enable imports from these folders in processes that this process starts with `multiprocessing`.
 
     Each process that runs functions calls this once, at its start.
     """

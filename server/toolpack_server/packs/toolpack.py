@@ -1,6 +1,6 @@
 """Toolpack: functions and the environment that they act on.
 
-It holds what its author registered, and doesn't change after its module was imported.
+Its module creates the toolpack and registers functions while it is imported. Afterwards the toolpack doesn't change.
 """
 
 import inspect
@@ -36,19 +36,21 @@ class Toolpack:
 
     Args:
         name: 1-64 letters, digits, `_`, `.` or `-`; unique on a server.
-        environment: A pydantic model class with defaults for all fields, or a factory function. The return annotation
-            of a factory is such a class; its documented keyword parameters are the toolpack's options.
+        environment: A pydantic model class with defaults for all fields, or a factory function that returns an
+            environment. The factory's return annotation is the class of the environment, and its documented keyword
+            parameters are the toolpack's options.
         functions: Functions to register.
         opt_in: Only sessions that name this toolpack get it.
         state_types: Classes that the environment may hold besides those in its annotations.
-        lazy: Load the objects of a large environment when a call uses them. See `snapshots/pieces.py`.
+        lazy: Load each object of a large environment only when a call uses it. See `snapshots/pieces.py`.
 
     Attributes:
-        location: The file and line that create it, and its name, for error messages.
+        location: The file and line that create the toolpack, and its name, for error messages.
         description: The first paragraph of its module's docstring, for clients.
         source: The author's class that defines the environment.
-        holds_instances: Its environment holds instances of the author's classes; the server makes the model class.
-        companions: Toolpacks of the server itself that are loaded with this one.
+        holds_instances: Whether the environment holds instances of the author's classes, and the server creates the
+            model class.
+        companions: Toolpacks of the server itself that are loaded together with this toolpack.
 
     Raises:
         RegistrationError: The name, the environment or a function can't be used.
@@ -104,8 +106,9 @@ class Toolpack:
         """Decorator: register a plain function and return it unchanged.
 
         Args:
-            read_only: Promise that it doesn't change the environment. Its calls then add no version to the session.
-            timeout_seconds: Its deadline in seconds, instead of the server's default.
+            read_only: Declare that the function doesn't change the environment. Its calls then add no version to the
+                session.
+            timeout_seconds: Deadline of the function in seconds, instead of the server's default.
 
         Raises:
             RegistrationError: The function can't be offered to agents. The text says what to change.
@@ -117,7 +120,7 @@ class Toolpack:
         if function is not None and not callable(function):
             with located(caller_location(self.name)):
                 raise RegistrationError(f"{function!r} isn't a function: write @toolpack.function(read_only=True).")
-            return lambda plain: plain
+            return lambda plain: plain  # the error was collected, so the import goes on
         return register if function is None else register(function)
 
     def register_function(
@@ -148,12 +151,12 @@ class Toolpack:
         return self._build if inspect.isfunction(self._build) and not self.holds_instances else self.source
 
     def details(self) -> Mapping[str, Any]:
-        """Return the members that features add to its description for clients."""
+        """Return the members that features add to the toolpack's description for clients."""
         return {}
 
     @property
     def options(self) -> type[BaseModel] | None:
-        """The model of this toolpack's options, or None if it takes none."""
+        """The model of this toolpack's options, or None if it has no options."""
         return self._options.parameters if self._options else None
 
     def build(self, options: Mapping[str, Any]) -> BaseModel:
@@ -210,6 +213,7 @@ class Toolpack:
             ) from error
 
     def _parsed(self, environment: Any) -> BaseModel:
+        """Validate an environment from JSON. Its volumes get the options of the class's default volumes."""
         parsed: BaseModel = finite_validator(self.environment_class).validate_json(dumps(environment))
         for name, field in self.environment_class.model_fields.items():
             if isinstance(field.default, Volume) and isinstance(parsed.__dict__[name], Volume):
@@ -218,7 +222,10 @@ class Toolpack:
 
 
 def as_made(environments: Mapping[str, BaseModel]) -> dict[str, Any]:
-    """Return environments in their authors' form, by toolpack: for a toolpack made of a class, its instance."""
+    """Return environments as their authors know them, by toolpack.
+
+    If a toolpack is made of a class, this is the instance of the class, not the server's model around it.
+    """
     return {
         toolpack: environment.root if isinstance(environment, RootModel) else environment
         for toolpack, environment in environments.items()
