@@ -10,9 +10,9 @@ from command_line import invoke
 from serving import PACKS
 
 from toolpack_author.audit import command, processes
-from toolpack_author.audit.auditing import Effort
+from toolpack_author.audit.auditing import AuditOptions
 from toolpack_author.audit.processes import AuditSettings, audit_tasks, task_names
-from toolpack_author.audit.values import spoken_in
+from toolpack_author.audit.values import is_spoken_in
 from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS, difference
 from toolpack_server.base.errors import SettingsError
 from toolpack_server.base.settings import Settings, read_settings
@@ -25,9 +25,9 @@ LIBRARY = Settings(store="memory:", pack_dir=(PACKS,), packs=("library",))
 FAULTS = {(task.name, kind) for _, task in all_tasks(CATALOG) for kind in task.metadata["faults"]}
 
 
-def audited(settings, seed=0, pattern="", **effort):
+def audited(settings, seed=0, pattern="", **options):
     names = [name for name in task_names(settings) if pattern in name]
-    reports = audit_tasks(settings, names, Effort(**{"mutants": 120, "seed": seed, "ignore": (), **effort}))
+    reports = audit_tasks(settings, names, AuditOptions(**{"mutants": 120, "seed": seed, "ignore": (), **options}))
     return {name.partition("/")[2]: report for name, report in reports}
 
 
@@ -144,7 +144,7 @@ def test_boolean_that_the_prompt_asks_for_is_no_mark(asked, found):
     ],
 )
 def test_names_of_fields_are_recognized_in_the_prompt(prompt, name, found):
-    assert spoken_in(prompt, name) == found
+    assert is_spoken_in(prompt, name) == found
 
 
 HOUSE = """
@@ -525,11 +525,11 @@ def test_fail_on_determines_the_exit_status():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--task", "x"), "There is no task that matches 'x': list_tasks shows those that there are."),
-        (("--known", "counter.py"), "--known counter.py is no report of audit."),
-        (("--known", "none.json"), "--known none.json is no report of audit."),
-        (("--known", "deep.json"), "--known deep.json is no report of audit."),
-        (("--ignore", "log"), "--ignore 'log' is no JSON Pointer, such as /bank/log."),
+        (("--task", "x"), "There is no task that matches 'x': list_tasks shows all tasks."),
+        (("--known", "counter.py"), "--known counter.py isn't a report of audit: give a file that --json wrote."),
+        (("--known", "none.json"), "--known none.json isn't a report of audit: give a file that --json wrote."),
+        (("--known", "deep.json"), "--known deep.json isn't a report of audit: give a file that --json wrote."),
+        (("--ignore", "log"), "--ignore 'log' isn't a JSON Pointer: write one such as /bank/log."),
         (("--json", "none/report.json"), "The report can't be written to none/report.json: No such file or directory."),
     ],
 )

@@ -1,6 +1,7 @@
 """OpenEnv graders of the semantic level, which audit the tasks of a package with toolpacks.
 
-A package is a folder with an `openenv.yaml`, whose types have the tag `toolpack-server`, and its toolpacks in `packs`.
+A package is a folder with toolpacks in `packs` and an `openenv.yaml`. The types in this file have the tag
+`toolpack-server`.
 
 Only OpenEnv imports this module, through the entry points `openenv.validation.graders`. A grader follows OpenEnv's
 protocol `Grader`: it reports findings without rating them.
@@ -18,14 +19,14 @@ from openenv.validation.graders import Subject
 from openenv.validation.manifest import NormalizedManifest
 from openenv.validation.types import ProviderCapability
 
-from toolpack_author.audit.auditing import Effort
+from toolpack_author.audit.auditing import AuditOptions
 from toolpack_author.audit.processes import Report, audit_tasks, task_names
 from toolpack_server import ToolpackServerError
 from toolpack_server.base.settings import load_settings
 
 TAG = "toolpack-server"
 MUTANTS, SEED = 120, 0  # the defaults of `toolpack-server audit`
-MAX_SHOWN, MAX_CHARACTERS = 20, 500  # lines of evidence, and characters of each
+MAX_SHOWN, MAX_CHARACTERS = 20, 500  # max lines of evidence, and max characters of each
 
 
 @lru_cache(maxsize=1)  # shared by all graders
@@ -38,7 +39,7 @@ def _audited(root: Path) -> dict[str, Report]:
     folder = root / "packs"
     names = [path.stem for path in sorted(folder.glob("[!_]*.py"))]
     settings = load_settings(pack_dir=(folder,), packs=",".join(names))
-    return dict(audit_tasks(settings, task_names(settings), Effort(MUTANTS, SEED, ())))
+    return dict(audit_tasks(settings, task_names(settings), AuditOptions(MUTANTS, SEED, ())))
 
 
 class AuditGrader:

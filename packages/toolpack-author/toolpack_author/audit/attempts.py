@@ -1,4 +1,4 @@
-"""Attempts at a task: mostly wrong variations of its solution.
+"""Attempts at a task: mostly wrong variations of its solution. If the task's evaluator accepts one, it is too weak.
 
 These functions have no side effects. The attempts depend only on the task, its toolpack's solutions and the seed, not
 on the other audited tasks. Attempts with equal calls and answers are merged.
@@ -16,12 +16,12 @@ from toolpack_author.audit.values import (
     Path,
     arguments,
     choices_at,
+    is_named_in,
+    is_spoken_in,
     leaves,
-    named_in,
-    others,
-    replaced,
-    respelled,
-    spoken_in,
+    other_values,
+    replace_at,
+    respell,
 )
 from toolpack_server.features.api.core import AGENT
 from toolpack_server.features.evaluation.tasks.solutions import PlainCall
@@ -30,12 +30,12 @@ from toolpack_server.jsonio.strict import dumps
 Calls = tuple[PlainCall, ...]
 
 WORLD_PACK = "world"  # the toolpack with the functions to wait
-CANNOT_SAY = "It could not be found out."
-AGENTS, CALLS_EACH = 5, 6  # number of agents that call at random, and calls of each
-HARMS = 12
-VALUES_EACH = 3
-LEAVES_EACH = 4  # of one argument with several values
-SHOWN = 60
+NO_ANSWER = "It could not be found out."
+AGENTS, CALLS_EACH = 5, 6  # number of agents that call at random, and of the calls of each
+HARMS = 12  # max number of attempts with an additional change
+VALUES_EACH = 3  # max number of other values that are tried instead of one value
+LEAVES_EACH = 4  # max number of values inside one argument that are varied
+MAX_SHOWN = 60  # characters of a value in a description
 
 _WHOLE_NUMBER = re.compile(r"(?<![\w.,:/-])\d")  # the first digit of a number
 _LONG_NUMBER = re.compile(r"(?<![\w.,:/-])[1-9]\d{3,11}(?![\d:/-])(?!\w)")  # integer part, without separators
@@ -46,13 +46,13 @@ GUESS = ", ".join(
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
+class SolvedTask:
     """A task with its solution, from which attempts are made.
 
     Attributes:
         prompt: The prompt as one text.
         functions: The descriptions of the agent's functions, by name.
-        calls: The solution's calls; None if there is no solution.
+        calls: The solution's calls, or None without a solution.
         changing: Indexes of the agent's calls in the solution that created a version.
         answer: The solution's answer.
         own: The values in the solution.
@@ -82,11 +82,11 @@ class Attempt:
 
     Attributes:
         kind: The kind, as listed in docs/write/tasks.md.
-        start: Number of the solution's calls that come first.
-        calls: The calls that follow.
-        what: Description of the attempt, to follow "passes:".
+        start: The attempt begins with this number of the solution's calls.
+        calls: The calls after these.
+        what: Description of the attempt. In findings it follows "passes:".
         about: The part of the task that was varied, such as an argument. It identifies a finding within its kind.
-        names: The original value if the prompt names it and the attempt replaced it; else None.
+        named_value: The original value, if the prompt names it and the attempt replaced it. Else None.
         index: Index of the call that differs from the solution.
     """
 
@@ -96,12 +96,12 @@ class Attempt:
     answer: str
     what: str
     about: str = ""
-    names: Any = None
+    named_value: Any = None
     index: int | None = None
 
 
-def attempts(solved: Solved, seed: str, most: int) -> list[Attempt]:
-    """Return the attempts at a task, at most `most`."""
+def attempts(solved: SolvedTask, seed: str, max_attempts: int) -> list[Attempt]:
+    """Return the attempts at a task, at most `max_attempts`."""
     rng = Random(seed)  # noqa: S311 - must be repeatable
     by_key: dict[bytes, Attempt] = {}
     own = solved.calls or ()
@@ -109,14 +109,16 @@ def attempts(solved: Solved, seed: str, most: int) -> list[Attempt]:
         by_key[_key(own, solved.answer)] = Attempt("solution", len(own), (), solved.answer, "")
     for attempt in _all(solved, rng):
         by_key.setdefault(_key((*own[: attempt.start], *attempt.calls), attempt.answer), attempt)
-    return [attempt for attempt in by_key.values() if attempt.kind != "solution"][:most]
+    return [attempt for attempt in by_key.values() if attempt.kind != "solution"][:max_attempts]
 
 
 def _key(calls: Calls, answer: str) -> bytes:
+    """Return a key that is equal for attempts with equal calls and answers."""
     return dumps([[*calls], answer])
 
 
-def _all(solved: Solved, rng: Random) -> Iterator[Attempt]:
+def _all(solved: SolvedTask, rng: Random) -> Iterator[Attempt]:
+    """Yield all attempts. `attempts` cuts off the last ones."""
     yield Attempt("nothing", 0, (), "", "nothing done")
     yield Attempt("echo", 0, (), solved.prompt, "the prompt as the answer")
     descriptions = "\n".join(str(each["description"]) for each in solved.functions.values())
@@ -135,32 +137,33 @@ def _all(solved: Solved, rng: Random) -> Iterator[Attempt]:
             yield Attempt("dump", len(solved.calls), (), solved.dump, "all values of the world as the answer")
 
 
-def _respelled(solved: Solved, calls: Calls) -> Iterator[Attempt]:
+def _respelled(solved: SolvedTask, calls: Calls) -> Iterator[Attempt]:
     """Yield the solution with numbers and times in equivalent spellings. These attempts must pass."""
     spelled = []
     for name, kwargs, by in calls:
         schema = solved.functions[name]["parameters"] if name in solved.functions and by == AGENT else {}
-        spelled.append((name, respelled(kwargs, schema, schema.get("$defs", {})), by))
+        spelled.append((name, respell(kwargs, schema, schema.get("$defs", {})), by))
     changed = [index for index, call in enumerate(spelled) if dumps(call) != dumps(calls[index])]
     if changed:
-        what = "; ".join(f"{spelled[index][0]}({_listed(spelled[index][1])})" for index in changed[:2])
+        what = "; ".join(f"{spelled[index][0]}({_format_arguments(spelled[index][1])})" for index in changed[:2])
         yield Attempt("respelled", 0, tuple(spelled), solved.answer, f"the solution, spelled {what}", "calls")
     answer = _LONG_NUMBER.sub(lambda number: f"{int(number[0]):,}", solved.answer)
     if answer != solved.answer:
-        what = f"the whole solution, with the answer {_shown(answer)}"
+        what = f"the whole solution, with the answer {_format_value(answer)}"
         yield Attempt("respelled", len(calls), (), answer, what, "answer")
 
 
-def _answers(solved: Solved, whole: int, rng: Random) -> Iterator[Attempt]:
+def _answers(solved: SolvedTask, whole: int, rng: Random) -> Iterator[Attempt]:
+    """Yield the solution with other answers: none, wrong ones, and one that contains the right answer."""
     if not solved.answer:
         return
     yield Attempt("empty", whole, (), "", "the whole solution without an answer")
-    different = [each for each in solved.answers if not _alike(each, solved.answer)]
+    different = [each for each in solved.answers if not _is_similar(each, solved.answer)]
     plausible = _wrong(solved.answer) or (rng.choice(different) if different else "Nothing of that.")
-    for answer in (plausible, CANNOT_SAY):
-        yield Attempt("wrong", whole, (), answer, f"the whole solution, with the answer {_shown(answer)}")
+    for answer in (plausible, NO_ANSWER):
+        yield Attempt("wrong", whole, (), answer, f"the whole solution, with the answer {_format_value(answer)}")
     containing = _containing(solved.answer)
-    what = f"the whole solution, with the answer {_shown(containing)}, which contains the right one"
+    what = f"the whole solution, with the answer {_format_value(containing)}, which contains the right one"
     yield Attempt("containing", whole, (), containing, what)
 
 
@@ -171,7 +174,10 @@ def _containing(answer: str) -> str:
 
 
 def _wrong(answer: str) -> str:
-    """Return an answer with other numbers, or the opposite of yes, no, true or false; "" if neither is possible."""
+    """Return an answer with other numbers, or the opposite of yes, no, true or false.
+
+    Return "" if neither is possible.
+    """
     opposite = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
     word = answer.strip(" .!").casefold()
     if word in opposite:
@@ -179,21 +185,24 @@ def _wrong(answer: str) -> str:
     return re.sub(r"\d", lambda digit: str((int(digit[0]) + 3) % 10), answer) if re.search(r"\d", answer) else ""
 
 
-def _alike(one: str, other: str) -> bool:
+def _is_similar(one: str, other: str) -> bool:
+    """Return whether one answer contains the other. Such an answer may be right, too."""
     one, other = one.casefold(), other.casefold()
     return one in other or other in one
 
 
-def _omitted(solved: Solved, calls: Calls) -> Iterator[Attempt]:
+def _omitted(solved: SolvedTask, calls: Calls) -> Iterator[Attempt]:
+    """Yield the solution without any change, then without each single change."""
     if len(solved.changing) > 1:
-        kept = tuple(call for index, call in enumerate(calls) if index not in solved.changing)
-        yield Attempt("read only", 0, kept, solved.answer, "without any call that changes something", "all calls")
+        read_calls = tuple(call for index, call in enumerate(calls) if index not in solved.changing)
+        yield Attempt("read only", 0, read_calls, solved.answer, "without any call that changes something", "all calls")
     for index in solved.changing:
         what = f"without {_call(index, calls)}"
         yield Attempt("omit", index, calls[index + 1 :], solved.answer, what, f"call {index + 1}", index=index)
 
 
-def _reordered(solved: Solved, calls: Calls) -> Iterator[Attempt]:
+def _reordered(solved: SolvedTask, calls: Calls) -> Iterator[Attempt]:
+    """Yield the solution with one change repeated, then with two neighbouring changes swapped."""
     for index in solved.changing:
         if solved.is_wait(calls[index][0]):
             continue
@@ -204,78 +213,79 @@ def _reordered(solved: Solved, calls: Calls) -> Iterator[Attempt]:
         yield Attempt("swap", one, swapped, solved.answer, f"{_call(one, calls)} and {_call(other, calls)} swapped")
 
 
-def _careless(solved: Solved, rng: Random) -> Iterator[Attempt]:
-    """Yield attempts whose calls ignore the task."""
+def _careless(solved: SolvedTask, rng: Random) -> Iterator[Attempt]:
+    """Yield attempts with calls that ignore the task."""
     names = [*solved.functions]
     if not names:
         return
 
-    def drawn(name: str) -> PlainCall:
+    def draw_call(name: str) -> PlainCall:
         return name, arguments(solved.functions[name]["parameters"], [solved.pool], rng), AGENT
 
-    yield Attempt("everything", 0, tuple(map(drawn, names)), "", "every function called once")
+    yield Attempt("everything", 0, tuple(map(draw_call, names)), "", "every function called once")
     for number in range(AGENTS):
-        calls = tuple(drawn(rng.choice(names)) for _ in range(CALLS_EACH))
+        calls = tuple(draw_call(rng.choice(names)) for _ in range(CALLS_EACH))
         yield Attempt("random", 0, calls, "", f"{CALLS_EACH} calls at random (agent {number + 1})")
 
 
-def _harming(solved: Solved, whole: int, rng: Random) -> Iterator[Attempt]:
+def _harming(solved: SolvedTask, whole: int, rng: Random) -> Iterator[Attempt]:
     """Yield attempts with an additional change, if possible of the objects that the task is about."""
     names = [name for name, each in solved.functions.items() if not each["read_only"] and not solved.is_wait(name)]
     for name in rng.sample(names, min(HARMS, len(names))):
         kwargs = arguments(solved.functions[name]["parameters"], [solved.own, solved.pool], rng)
-        what = f"the whole solution, then {name}({_listed(kwargs)})"
+        what = f"the whole solution, then {name}({_format_arguments(kwargs)})"
         yield Attempt("harm", whole, ((name, kwargs, AGENT),), solved.answer, what)
 
 
-def _arguments(solved: Solved, calls: Calls, rng: Random) -> Iterator[Attempt]:
+def _arguments(solved: SolvedTask, calls: Calls, rng: Random) -> Iterator[Attempt]:
     """Yield attempts with another value of one argument: first one per argument, then a second one, and so on."""
     rounds: list[list[Attempt]] = [[] for _ in range(VALUES_EACH)]
     for index in solved.changing:
         name, kwargs, _ = calls[index]
-        described = solved.functions.get(name)
+        description = solved.functions.get(name)
         for argument, whole in kwargs.items():
             if isinstance(whole, Mapping) and "$call" in whole:
                 continue
             for near, path, value in [*leaves(whole, argument, (argument,))][:LEAVES_EACH]:
-                choices = choices_at(described["parameters"], path) if described else ()
-                tried = others(value, near, solved.pool, choices, rng, VALUES_EACH)
-                for number, other in enumerate(tried):
+                choices = choices_at(description["parameters"], path) if description else ()
+                values = other_values(value, near, solved.pool, choices, rng, VALUES_EACH)
+                for number, other in enumerate(values):
                     rounds[number].append(_with(solved, calls, index, path, value, other))
     for each in rounds:
         yield from each
 
 
-def _with(solved: Solved, calls: Calls, index: int, path: Path, value: Any, other: Any) -> Attempt:
+def _with(solved: SolvedTask, calls: Calls, index: int, path: Path, value: Any, other: Any) -> Attempt:
+    """Return the solution with another value at one path in the arguments of one call."""
     name, kwargs, by = calls[index]
-    changed = (name, replaced(kwargs, path, other), by)
+    changed = (name, replace_at(kwargs, path, other), by)
     spelled = ".".join(map(str, path))
     return Attempt(
         "argument",
         index,
         (changed, *calls[index + 1 :]),
         solved.answer,
-        f"{_call(index, calls)}, with {spelled}={_shown(other)}",
+        f"{_call(index, calls)}, with {spelled}={_format_value(other)}",
         f"call {index + 1}, {spelled}",
-        names=value if _is_named(solved.prompt, path, value) else None,
+        named_value=value if _is_named(solved.prompt, path, value) else None,
         index=index,
     )
 
 
 def _is_named(prompt: str, path: Path, value: Any) -> bool:
-    """Return whether the prompt names a value. For a boolean: whether it names the argument."""
+    """Return whether the prompt names a value. For a boolean, return whether the prompt names the argument."""
     names = [step for step in path if isinstance(step, str)]
-    return spoken_in(prompt, names[-1]) if isinstance(value, bool) else named_in(prompt, value)
+    return is_spoken_in(prompt, names[-1]) if isinstance(value, bool) else is_named_in(prompt, value)
 
 
 def _call(index: int, calls: Calls) -> str:
     return f"call {index + 1}, {calls[index][0]}"
 
 
-def _listed(kwargs: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_shown(value)}" for name, value in kwargs.items())
+def _format_arguments(kwargs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_format_value(value)}" for name, value in kwargs.items())
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

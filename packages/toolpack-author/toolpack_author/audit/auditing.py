@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from toolpack_author.audit.attempts import Calls, Solved, attempts
+from toolpack_author.audit.attempts import Calls, SolvedTask, attempts
 from toolpack_author.audit.findings import AuditedTask, AuditFinding, findings, first_finding, never_failing
-from toolpack_author.audit.trials import Phase, RefusedError, Trials, in_session
+from toolpack_author.audit.trials import Announce, RefusedError, Trials, in_session
 from toolpack_author.audit.values import KnownValues
 from toolpack_server import Task
 from toolpack_server.base.errors import Interrupted
@@ -27,14 +27,14 @@ from toolpack_server.packs.toolpack import Toolpack, as_made
 from toolpack_server.wiring.service import Service
 
 
-class Effort(NamedTuple):
+class AuditOptions(NamedTuple):
     """Options of an audit.
 
     Attributes:
         mutants: Maximum number of attempts at a task.
         seed: Seed of the attempts.
         ignore: JSON Pointers to parts of the world that are ignored in comparisons.
-        clients: Functions in solutions that the client calls, not an agent.
+        clients: Functions that the client calls in solutions, not an agent.
     """
 
     mutants: int
@@ -47,22 +47,24 @@ class Auditor:
     """Audits tasks in this process, on its main thread.
 
     Args:
-        phase: Callback with the code that runs next.
-        drive: Runs a coroutine on the service's event loop.
+        announce: Called with a description of the code that runs next.
+        run_coroutine: Runs a coroutine on the service's event loop, and returns its result.
     """
 
-    def __init__(self, service: Service, effort: Effort, phase: Phase, drive: Callable[[Any], Any]) -> None:
-        self._service, self._effort, self._phase, self._drive = service, effort, phase, drive
-        self._listed = cache(self._list)
-        self._dumped = lru_cache(maxsize=1)(lambda world: "\n".join(KnownValues([loads(world)], ()).texts()))
+    def __init__(
+        self, service: Service, options: AuditOptions, announce: Announce, run_coroutine: Callable[[Any], Any]
+    ) -> None:
+        self._service, self._options, self._announce, self._run_coroutine = service, options, announce, run_coroutine
+        self._cached_list = cache(self._list)
+        self._dump = lru_cache(maxsize=1)(lambda world: "\n".join(KnownValues([loads(world)], ()).texts()))
         self._solutions: dict[str, Mapping[str, tuple[Calls, str]]] = {}
 
     def audit(self, name: str) -> dict[str, Any]:
         """Audit a task and return its part of the report."""
         try:
             pack, task = find_task(self._service.context.catalog, name)
-            effort, means = self._effort, (self._phase, self._drive, self._listed)
-            return self._report(pack, Trials(self._service, name, task, effort.ignore, effort.clients, *means))
+            options, callbacks = self._options, (self._announce, self._run_coroutine, self._cached_list)
+            return self._report(pack, Trials(self._service, name, task, options.ignore, options.clients, *callbacks))
         except RefusedError as error:
             return report([AuditFinding(error.kind, True, str(error))])
         except (RequestError, Interrupted) as error:
@@ -72,43 +74,54 @@ class Auditor:
         """Return the verdicts on doing nothing and on the solution. They must not depend on the hash seed."""
         try:
             _, task = find_task(self._service.context.catalog, name)
-            means = self._effort.clients, self._phase, self._drive
-            return in_session(self._service, name, task, *means, evaluations=1).said()
+            callbacks = self._options.clients, self._announce, self._run_coroutine
+            return in_session(self._service, name, task, *callbacks, evaluations=1).stable_parts()
         except (RefusedError, RequestError, Interrupted):  # the audit itself reports this
             return []
 
     def _report(self, pack: Toolpack, trials: Trials) -> dict[str, Any]:
+        """Run the attempts at a task and return its part of the report. A basic fault makes the attempts pointless."""
         task = trials.task
-        known = AuditedTask(
-            trials.calls, trials.changing, bool(trials.answer), task.nop_passes, trials.nothing, trials.solved, ()
+        audited = AuditedTask(
+            trials.calls,
+            trials.changing,
+            bool(trials.answer),
+            task.nop_passes,
+            trials.nop_verdict,
+            trials.solution_verdict,
+            (),
         )
         if trials.unstable:
             return report([AuditFinding("unstable", True, trials.unstable)])
-        first = first_finding(known)
+        first = first_finding(audited)
         if first is not None:
             return report([first])
-        seed = f"{self._effort.seed} {trials.name}"
-        results = [*trials.attempts(attempts(self._solved(pack, trials), seed, self._effort.mutants))]
-        tried = replace(known, results=results)
-        if never_failing(tried):
-            tried = replace(tried, guards=trials.guards())
+        seed = f"{self._options.seed} {trials.name}"
+        results = [*trials.attempts(attempts(self._solved(pack, trials), seed, self._options.mutants))]
+        audited = replace(audited, results=results)
+        if never_failing(audited):
+            audited = replace(audited, guards=trials.guards())
         counts: dict[str, list[int]] = {}
-        for result in tried.results:
+        for result in audited.results:
             count = counts.setdefault(result.attempt.kind, [0, 0])
             count[0] += 1
             count[1] += result.passed
         minimal = trials.minimal(results) if trials.calls else []
-        return report(findings(tried), counts, minimal)
+        return report(findings(audited), counts, minimal)
 
     def _list(self, toolpacks: tuple[str, ...]) -> list[tuple[PackFunction, Mapping[str, Any]]]:
-        """Return the functions of toolpacks with their descriptions. Creating them is slow, so it is cached."""
+        """Return the functions of toolpacks with their descriptions.
+
+        The descriptions are cached, because creating them is slow.
+        """
         return [(each, native(each)) for each in self._service.context.catalog.listed(toolpacks)]
 
-    def _solved(self, pack: Toolpack, trials: Trials) -> Solved:
-        others = [found for name, found in self._others(pack).items() if name != trials.task.name]
+    def _solved(self, pack: Toolpack, trials: Trials) -> SolvedTask:
+        """Collect the data from which attempts at a task are made."""
+        others = [solution for name, solution in self._others(pack).items() if name != trials.task.name]
         arguments = [kwargs for calls, _ in others for _, kwargs, _ in calls]
         own = [[kwargs for _, kwargs, _ in trials.calls or ()], trials.answer]
-        return Solved(
+        return SolvedTask(
             prompt=trials.prompt,
             functions=trials.functions,
             calls=trials.calls,
@@ -117,23 +130,27 @@ class Auditor:
             own=KnownValues([dict(kwargs) for _, kwargs, _ in trials.calls or ()], ()),
             pool=KnownValues([trials.initial, *arguments], own),
             answers=sorted({answer for _, answer in others if answer}),
-            dump=self._dumped(dumps(trials.initial)) if trials.answer else "",
+            dump=self._dump(dumps(trials.initial)) if trials.answer else "",
         )
 
     def _others(self, pack: Toolpack) -> Mapping[str, tuple[Calls, str]]:
         """Return the solutions of a toolpack's tasks, without those that fail."""
         if pack.name not in self._solutions:
-            found = {}
+            solutions = {}
             for task in tasks_of(pack).all().values():
                 with contextlib.suppress(Exception):  # the task's own audit reports the problem
                     if task.solution is not None:
-                        found[task.name] = self._solution(pack, task)
-            self._solutions[pack.name] = found
+                        solutions[task.name] = self._solution(pack, task)
+            self._solutions[pack.name] = solutions
         return self._solutions[pack.name]
 
     def _solution(self, pack: Toolpack, task: Task) -> tuple[Calls, str]:
+        """Return the calls and the answer of a task's solution.
+
+        A solution may be a function of the initial environment.
+        """
         initial = None
-        self._phase(f"the solution of {task.name!r}", self._service.settings.timeout_seconds)
+        self._announce(f"the solution of {task.name!r}", self._service.settings.timeout_seconds)
         if callable(task.solution):
             context = self._service.context
             parts, blobs = context.initial_parts((pack.name,), {pack.name: dict(task.options)}, {})
@@ -144,7 +161,7 @@ class Auditor:
 
 
 def report(
-    found: Sequence[AuditFinding],
+    task_findings: Sequence[AuditFinding],
     counts: Mapping[str, list[int]] | None = None,
     minimal: Sequence[int] = (),
 ) -> dict[str, Any]:
@@ -152,5 +169,5 @@ def report(
     return {
         "attempts": counts or {},
         "minimal": [*minimal],
-        "findings": [finding.to_json() for finding in found],
+        "findings": [finding.to_json() for finding in task_findings],
     }

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import jsonpointer
 
-from toolpack_author.audit.auditing import Effort
+from toolpack_author.audit.auditing import AuditOptions
 from toolpack_author.audit.processes import HashSeeds, Report, audit_tasks, task_names
 from toolpack_server import ToolpackServerError
 from toolpack_server.base.settings import Settings, load_settings
@@ -22,16 +22,20 @@ from toolpack_server.features.api.commands import echo, packs_options, progress
 from toolpack_server.features.api.stores import shown
 
 FORMAT = "audit-1"
-UNSTABLE = "processes with other hash seeds give other verdicts or metrics: the evaluator goes by the order of a set"
+UNSTABLE = "processes with other hash seeds give other verdicts or metrics: the evaluator depends on the order of a set"
 
 
 class _AuditFailed(click.ClickException):
+    """The audit failed. Exit status 1 would mean that there are findings."""
+
     exit_code = 2
 
 
 @click.command()
 @packs_options
-@click.option("--task", "patterns", multiple=True, metavar="PATTERN", help="Only tasks that match, such as 'bank/*'.")
+@click.option(
+    "--task", "patterns", multiple=True, metavar="PATTERN", help="Audit only tasks that match, such as 'bank/*'."
+)
 @click.option("--mutants", default=120, show_default=True, type=click.IntRange(1), help="Maximum attempts at a task.")
 @click.option("--seed", default=0, show_default=True, help="Seed for the values of attempts.")
 @click.option("--ignore", multiple=True, metavar="POINTER", help="Part of the world to ignore, such as /bank/log.")
@@ -41,7 +45,7 @@ class _AuditFailed(click.ClickException):
 @click.option("--hash-seeds/--no-hash-seeds", default=True, help="Also use other hash seeds.  [default: hash-seeds]")
 @click.option("--json", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write a report to this file.")
 @click.option(
-    "--known", type=click.Path(path_type=Path), metavar="FILE", help="Earlier report; its findings are ignored."
+    "--known", type=click.Path(path_type=Path), metavar="FILE", help="Earlier report. Its findings are ignored."
 )
 @click.option(
     "--fail-on",
@@ -67,17 +71,17 @@ def audit(
     """Try to pass tasks without doing them, and print the findings."""
     try:
         settings = load_settings(pack_dir=pack_dir or None, packs=packs)
-        before = _known(known) if known else {}
+        known_findings = _read_known(known) if known else {}
         _check_pointers(ignore)
-        names = _chosen(task_names(settings), patterns)
+        names = _select(task_names(settings), patterns)
         began = time.monotonic()
-        others = HashSeeds(settings, names, clients) if hash_seeds else None
+        other_seeds = HashSeeds(settings, names, clients) if hash_seeds else None
         try:
-            reports = _audited(settings, names, Effort(mutants, seed, ignore, frozenset(clients)))
-            unstable = others.unstable() if others else []
+            reports = _audit_all(settings, names, AuditOptions(mutants, seed, ignore, frozenset(clients)))
+            unstable = other_seeds.unstable() if other_seeds else []
         finally:
-            if others:
-                others.end()
+            if other_seeds:
+                other_seeds.end()
         for name in unstable:
             _add_unstable(reports[name])
     except ToolpackServerError as error:
@@ -89,8 +93,8 @@ def audit(
             file, {"format": FORMAT, "seed": seed, "attempts": attempts, "seconds": round(seconds, 3), "tasks": reports}
         )
     new = {
-        name: [each for each in found["findings"] if not _is_known(before, name, each)]
-        for name, found in reports.items()
+        name: [each for each in report["findings"] if not _is_known(known_findings, name, each)]
+        for name, report in reports.items()
     }
     for name, findings in new.items():
         for finding in findings:
@@ -105,12 +109,10 @@ def _level(finding: Mapping[str, Any]) -> str:
     return "fault" if finding["fault"] else "weakness"
 
 
-def _chosen(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+def _select(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            raise _AuditFailed(
-                f"There is no task that matches {shown(pattern)!r}: list_tasks shows those that there are."
-            )
+            raise _AuditFailed(f"There is no task that matches {shown(pattern)!r}: list_tasks shows all tasks.")
     return [name for name in names if not patterns or any(fnmatch.fnmatchcase(name, each) for each in patterns)]
 
 
@@ -119,17 +121,19 @@ def _check_pointers(pointers: Sequence[str]) -> None:
         try:
             jsonpointer.JsonPointer(pointer)
         except jsonpointer.JsonPointerException:
-            raise _AuditFailed(f"--ignore {shown(pointer)!r} is no JSON Pointer, such as /bank/log.") from None
+            raise _AuditFailed(
+                f"--ignore {shown(pointer)!r} isn't a JSON Pointer: write one such as /bank/log."
+            ) from None
 
 
-def _audited(settings: Settings, names: Sequence[str], wanted: Effort) -> dict[str, Report]:
+def _audit_all(settings: Settings, names: Sequence[str], options: AuditOptions) -> dict[str, Report]:
     """Audit tasks and show the progress."""
-    found: dict[str, Report] = {}
-    with progress("Auditing tasks", len(names)) as go_on:
-        for name, report in audit_tasks(settings, names, wanted):
-            found[name] = report
-            go_on(1)
-    return found
+    reports: dict[str, Report] = {}
+    with progress("Auditing tasks", len(names)) as advance:
+        for name, report in audit_tasks(settings, names, options):
+            reports[name] = report
+            advance(1)
+    return reports
 
 
 def _add_unstable(report: Report) -> None:
@@ -138,8 +142,8 @@ def _add_unstable(report: Report) -> None:
         report["findings"].insert(0, finding)
 
 
-def _known(path: Path) -> Mapping[str, Any]:
-    """Return the tasks of an earlier report."""
+def _read_known(path: Path) -> Mapping[str, Any]:
+    """Return the kind, level and subject of all findings in an earlier report, by task."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         if known["format"] != FORMAT:
@@ -151,7 +155,7 @@ def _known(path: Path) -> Mapping[str, Any]:
             for name, task in known["tasks"].items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _AuditFailed(f"--known {path} is no report of audit.") from None
+        raise _AuditFailed(f"--known {path} isn't a report of audit: give a file that --json wrote.") from None
 
 
 def _is_known(known: Mapping[str, Any], name: str, finding: Mapping[str, Any]) -> bool:
@@ -168,8 +172,8 @@ def _write(path: Path, report: Mapping[str, Any]) -> None:
 def _last_line(findings: Mapping[str, Sequence[Mapping[str, Any]]], attempts: int, seconds: float) -> str:
     if not findings:
         return "There is no task to audit: choose toolpacks with --packs or --pack-dir, and tasks with --task."
-    faulty = sum(any(finding["fault"] for finding in found) for found in findings.values())
-    weak = sum(bool(found) for found in findings.values()) - faulty
+    faulty = sum(any(finding["fault"] for finding in task_findings) for task_findings in findings.values())
+    weak = sum(bool(task_findings) for task_findings in findings.values()) - faulty
     tasks = f"{len(findings)} task{'' if len(findings) == 1 else 's'}"
     rate = f"{attempts / seconds:.0f}/s" if seconds else "0/s"
     return (

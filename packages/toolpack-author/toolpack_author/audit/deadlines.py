@@ -9,26 +9,32 @@ from types import FrameType
 from toolpack_server.base.errors import Interrupted
 
 
-class Watched:
+class DeadlineState:
+    """State of a block with a deadline.
+
+    Attributes:
+        late: Whether the deadline has passed. Code in the block may have caught the exception.
+    """
+
     late = False
 
 
 @contextlib.contextmanager
-def deadline(seconds: float) -> Iterator[Watched]:
-    """Raise `Interrupted` in the block when the deadline passes. The block may catch it. Only for the main thread."""
-    watched = Watched()
+def deadline(seconds: float) -> Iterator[DeadlineState]:
+    """Raise `Interrupted` in the block when the deadline passes. On other threads than the main thread, do nothing."""
+    state = DeadlineState()
     if threading.current_thread() is not threading.main_thread():
-        yield watched
+        yield state
         return
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        watched.late = True
+        state.late = True
         raise Interrupted
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield watched
+        yield state
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

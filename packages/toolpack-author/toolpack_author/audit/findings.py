@@ -14,7 +14,7 @@ from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS
 from toolpack_server.features.api.core import AGENT
 from toolpack_server.features.evaluation.tasks.results import Verdict
 
-SEVERAL = 2  # agents that call at random; a single one may be lucky
+MIN_AGENTS = 2  # if fewer random agents pass, it may be luck
 
 _BY_ANSWER = {"echo": "answer-in-prompt", "guess": "answer-guessed", "tools": "leak"}
 
@@ -29,7 +29,7 @@ class AuditFinding:
         text: Description of the attempt and of the problem.
         calls: The calls of the attempt that shows it.
         answer: The answer of that attempt.
-        about: The part of the task, to recognise the finding in a later audit; "" if its kind occurs only once.
+        about: The part of the task, which identifies the finding in a later audit. "" if its kind occurs only once.
     """
 
     kind: str
@@ -52,78 +52,78 @@ class AuditedTask:
     """A task with the results of its attempts.
 
     Attributes:
-        calls: The solution's calls; None if there is no solution.
+        calls: The solution's calls, or None without a solution.
         changing: Indexes of the calls that change something.
-        says: Whether the solution has an answer.
+        has_answer: Whether the solution has an answer.
         nop_passes: Whether the author declared that doing nothing passes.
-        nothing: The verdict on doing nothing.
-        solved: The verdict on the solution.
+        nop_verdict: The verdict on doing nothing.
+        solution_verdict: The verdict on the solution.
         guards: Names of checks that protect unrelated data. Attempts needn't fail them.
     """
 
     calls: Calls | None
     changing: Sequence[int]
-    says: bool
+    has_answer: bool
     nop_passes: bool
-    nothing: Verdict
-    solved: Verdict | None
+    nop_verdict: Verdict
+    solution_verdict: Verdict | None
     results: Sequence[AttemptResult]
     guards: Collection[str] = ()
 
 
-def first_finding(tried: AuditedTask) -> AuditFinding | None:
-    """Return a finding that makes all further findings pointless; None if there is none."""
-    if tried.solved is not None and not tried.solved["passed"]:
-        failed = [check for check in tried.solved["checks"] if not check["passed"]]
-        why = f"reward {tried.solved['reward']}"
+def first_finding(audited: AuditedTask) -> AuditFinding | None:
+    """Return a finding that makes all further findings pointless, or None."""
+    if audited.solution_verdict is not None and not audited.solution_verdict["passed"]:
+        failed = [check for check in audited.solution_verdict["checks"] if not check["passed"]]
+        why = f"reward {audited.solution_verdict['reward']}"
         if failed:
             why = f"{failed[0]['name']}: {failed[0]['detail']}".rstrip(": ")
-        text = f"its solution doesn't pass ({why}){'' if tried.says else '; it submits no answer'}"
-        return AuditFinding("solution-fails", True, text, _plain(tried.calls or ()))
-    if not tried.nothing["passed"]:
+        text = f"its solution doesn't pass ({why}){'' if audited.has_answer else '; it submits no answer'}"
+        return AuditFinding("solution-fails", True, text, _plain(audited.calls or ()))
+    if not audited.nop_verdict["passed"]:
         return None
-    does = bool(tried.changing) or tried.says
-    if not tried.nop_passes:
+    has_work = bool(audited.changing) or audited.has_answer
+    if not audited.nop_passes:
         return AuditFinding("nothing-passes", True, "passes with nothing done: tighten the evaluator")
-    if does:
+    if has_work:
         text = "passes with nothing done, though its solution changes something or has an answer"
         return AuditFinding("nothing-passes", True, text)
-    if tried.calls:
+    if audited.calls:
         return AuditFinding("nothing-passes", False, "passes with nothing done, though its solution has calls")
     return None
 
 
-def findings(tried: AuditedTask) -> list[AuditFinding]:
+def findings(audited: AuditedTask) -> list[AuditFinding]:
     """Return the findings on a task."""
-    first = first_finding(tried)
+    first = first_finding(audited)
     if first is not None:
         return [first]
     return [
-        *_failures(tried),
-        *_by_answer(tried),
-        *_unneeded(tried),
-        *_answers(tried),
-        *_spellings(tried),
-        *_careless(tried),
-        *_checks(tried),
+        *_failures(audited),
+        *_by_answer(audited),
+        *_unneeded(audited),
+        *_answers(audited),
+        *_spellings(audited),
+        *_careless(audited),
+        *_checks(audited),
     ]
 
 
-def _passing(tried: AuditedTask, *kinds: str) -> list[AttemptResult]:
+def _passing(audited: AuditedTask, *kinds: str) -> list[AttemptResult]:
     """Return the attempts of some kinds that passed without doing the task."""
-    return [each for each in tried.results if each.attempt.kind in kinds and each.passed and each.world != EQUAL]
+    return [each for each in audited.results if each.attempt.kind in kinds and each.passed and each.world != EQUAL]
 
 
-def _finding(tried: AuditedTask, kind: str, result: AttemptResult, *, fault: bool, more: str = "") -> AuditFinding:
+def _finding(audited: AuditedTask, kind: str, result: AttemptResult, *, fault: bool, more: str = "") -> AuditFinding:
     attempt = result.attempt
     return AuditFinding(
-        kind, fault, f"passes: {attempt.what}{more}", _plain(whole(tried, attempt)), attempt.answer, attempt.about
+        kind, fault, f"passes: {attempt.what}{more}", _plain(whole(audited, attempt)), attempt.answer, attempt.about
     )
 
 
-def whole(tried: AuditedTask, attempt: Attempt) -> Calls:
+def whole(audited: AuditedTask, attempt: Attempt) -> Calls:
     """Return all calls of an attempt, including those of the solution before it."""
-    return (*(tried.calls or ())[: attempt.start], *attempt.calls)
+    return (*(audited.calls or ())[: attempt.start], *attempt.calls)
 
 
 def _plain(calls: Calls) -> list[dict[str, Any]]:
@@ -134,117 +134,127 @@ def _plain(calls: Calls) -> list[dict[str, Any]]:
     ]
 
 
-def _failures(tried: AuditedTask) -> Iterator[AuditFinding]:
+def _failures(audited: AuditedTask) -> Iterator[AuditFinding]:
     """Yield failing evaluators and rewards, one finding of each kind."""
-    seen = set()
-    for result in tried.results:
+    seen_kinds = set()
+    for result in audited.results:
         if result.failure:
             kind = "reward-fails" if result.not_finite else "evaluator-fails"
-            if kind not in seen:
-                seen.add(kind)
+            if kind not in seen_kinds:
+                seen_kinds.add(kind)
                 attempt = result.attempt
                 text = f"{attempt.what}: {result.failure}"
-                yield AuditFinding(kind, True, text, _plain(whole(tried, attempt)), attempt.answer)
+                yield AuditFinding(kind, True, text, _plain(whole(audited, attempt)), attempt.answer)
 
 
-def _by_answer(tried: AuditedTask) -> Iterator[AuditFinding]:
+def _by_answer(audited: AuditedTask) -> Iterator[AuditFinding]:
     """Yield findings on answers that pass the task without any call."""
-    for kind, named in _BY_ANSWER.items():
-        for result in [] if tried.nothing["passed"] else [each for each in tried.results if each.attempt.kind == kind]:
+    for kind, finding_kind in _BY_ANSWER.items():
+        for result in (
+            [] if audited.nop_verdict["passed"] else [each for each in audited.results if each.attempt.kind == kind]
+        ):
             if result.passed:
-                yield _finding(tried, named, result, fault=True)
+                yield _finding(audited, finding_kind, result, fault=True)
 
 
-def _unneeded(tried: AuditedTask) -> Iterator[AuditFinding]:
-    """Yield unneeded calls, then unchecked arguments."""
-    passing = _passing(tried, "read only") or _passing(tried, "omit")
+def _unneeded(audited: AuditedTask) -> Iterator[AuditFinding]:
+    """Yield unneeded calls, then unchecked arguments, then unnoticed repeats and additional changes."""
+    passing = _passing(audited, "read only") or _passing(audited, "omit")
     unneeded = set()
     for result in passing:
         index = result.attempt.index
-        unneeded |= {*tried.changing} if index is None else {index}
-        yield _finding(tried, "call-unneeded", result, fault=result.world == DIFFERENT)
+        unneeded |= {*audited.changing} if index is None else {index}
+        yield _finding(audited, "call-unneeded", result, fault=result.world == DIFFERENT)
     arguments: dict[str, list[AttemptResult]] = {}
-    for result in tried.results:
-        shows = not result.refused and (result.verdict is not None or result.failure)
-        if result.attempt.kind == "argument" and result.attempt.index not in unneeded and shows:
+    for result in audited.results:
+        is_informative = not result.refused and (result.verdict is not None or result.failure)
+        if result.attempt.kind == "argument" and result.attempt.index not in unneeded and is_informative:
             arguments.setdefault(result.attempt.about, []).append(result)
     for results in arguments.values():
-        telling = [each for each in results if not (each.passed and each.world == EQUAL)]
-        if telling and all(each.passed for each in telling):
-            result = next((each for each in telling if each.world == DIFFERENT), telling[0])
-            name = result.attempt.names
+        # An attempt that passed with the solution's world did the task in another way, so it shows nothing.
+        informative = [each for each in results if not (each.passed and each.world == EQUAL)]
+        if informative and all(each.passed for each in informative):
+            result = next((each for each in informative if each.world == DIFFERENT), informative[0])
+            name = result.attempt.named_value
             if name is None or result.world == MARKS:
-                yield _finding(tried, "argument-free", result, fault=False)
+                yield _finding(audited, "argument-free", result, fault=False)
             else:
-                yield _finding(tried, "argument-unchecked", result, fault=True, more=f"; the prompt names {name!r}")
-    for kind, named in (("repeat", "repeat-unnoticed"), ("harm", "harm-unnoticed")):
-        for result in _passing(tried, kind):
+                yield _finding(audited, "argument-unchecked", result, fault=True, more=f"; the prompt names {name!r}")
+    for kind, finding_kind in (("repeat", "repeat-unnoticed"), ("harm", "harm-unnoticed")):
+        for result in _passing(audited, kind):
             if result.attempt.index not in unneeded and not result.refused:
-                yield _finding(tried, named, result, fault=False)
+                yield _finding(audited, finding_kind, result, fault=False)
                 if kind == "harm":
                     break
 
 
-def _answers(tried: AuditedTask) -> Iterator[AuditFinding]:
+def _answers(audited: AuditedTask) -> Iterator[AuditFinding]:
     """Yield unchecked answers."""
-    if not tried.says or tried.nothing["passed"]:
+    if not audited.has_answer or audited.nop_verdict["passed"]:
         return
-    empty = [each for each in tried.results if each.attempt.kind == "empty" and each.passed]
-    wrong = [each for each in tried.results if each.attempt.kind == "wrong"]
+    empty = [each for each in audited.results if each.attempt.kind == "empty" and each.passed]
+    wrong = [each for each in audited.results if each.attempt.kind == "wrong"]
     if empty or (wrong and all(each.passed for each in wrong)):
-        yield _finding(tried, "answer-unchecked", (empty or wrong)[0], fault=not tried.changing)
+        yield _finding(audited, "answer-unchecked", (empty or wrong)[0], fault=not audited.changing)
     else:
-        for result in [each for each in tried.results if each.attempt.kind == "dump" and each.passed]:
-            yield _finding(tried, "answer-dump", result, fault=False)
+        for result in [each for each in audited.results if each.attempt.kind == "dump" and each.passed]:
+            yield _finding(audited, "answer-dump", result, fault=False)
 
 
-def _spellings(tried: AuditedTask) -> Iterator[AuditFinding]:
+def _spellings(audited: AuditedTask) -> Iterator[AuditFinding]:
     """Yield refused spellings of the solution, and wrong answers that pass because they contain the right one."""
-    is_read = not all(each.passed for each in tried.results if each.attempt.kind == "wrong")
-    for result in tried.results:
+    # If all wrong answers pass, the answer isn't checked at all, which is another finding.
+    is_read = not all(each.passed for each in audited.results if each.attempt.kind == "wrong")
+    for result in audited.results:
         attempt = result.attempt
         if attempt.kind == "respelled" and result.verdict is not None and not result.passed and not result.refused:
             failed = next((check["name"] for check in result.verdict["checks"] if not check["passed"]), "")
             text = f"doesn't pass: {attempt.what}{f' ({failed})' if failed else ''}"
-            calls = _plain(whole(tried, attempt))
+            calls = _plain(whole(audited, attempt))
             yield AuditFinding("spelling-refused", attempt.about == "calls", text, calls, attempt.answer, attempt.about)
         elif attempt.kind == "containing" and result.passed and is_read:
             is_number = any(map(str.isdigit, attempt.answer))
-            yield _finding(tried, "answer-within", result, fault=is_number and not tried.changing)
+            yield _finding(audited, "answer-within", result, fault=is_number and not audited.changing)
 
 
-def _careless(tried: AuditedTask) -> Iterator[AuditFinding]:
+def _careless(audited: AuditedTask) -> Iterator[AuditFinding]:
     """Yield a finding if careless calls pass the task, unless they happened to do it."""
-    calls = tried.calls or ()
-    needed = [calls[index] for index in tried.changing]
+    calls = audited.calls or ()
+    needed = [calls[index] for index in audited.changing]
     passing = [
         each
-        for each in _passing(tried, "everything", "random")
+        for each in _passing(audited, "everything", "random")
         if not needed or not all(call in each.attempt.calls for call in needed)
     ]
-    if passing and not (tried.nothing["passed"] and not any(each.changed for each in passing)):
-        lucky = len(passing) < SEVERAL and passing[0].attempt.kind == "random"
-        sure = not lucky and not tried.nothing["passed"] and any(each.world == DIFFERENT for each in passing)
-        yield _finding(tried, "no-work", passing[0], fault=sure)
+    if passing and not (audited.nop_verdict["passed"] and not any(each.changed for each in passing)):
+        is_luck = len(passing) < MIN_AGENTS and passing[0].attempt.kind == "random"
+        is_fault = (
+            not is_luck and not audited.nop_verdict["passed"] and any(each.world == DIFFERENT for each in passing)
+        )
+        yield _finding(audited, "no-work", passing[0], fault=is_fault)
 
 
-def never_failing(tried: AuditedTask) -> list[str]:
+def never_failing(audited: AuditedTask) -> list[str]:
     """Return the names of the checks that no attempt failed."""
-    verdicts = [result.verdict for result in tried.results if result.verdict is not None]
+    verdicts = [result.verdict for result in audited.results if result.verdict is not None]
     failing = {check["name"] for verdict in verdicts for check in verdict["checks"] if not check["passed"]}
-    return [check["name"] for check in (tried.solved["checks"] if tried.solved else ()) if check["name"] not in failing]
+    return [
+        check["name"]
+        for check in (audited.solution_verdict["checks"] if audited.solution_verdict else ())
+        if check["name"] not in failing
+    ]
 
 
-def _checks(tried: AuditedTask) -> Iterator[AuditFinding]:
+def _checks(audited: AuditedTask) -> Iterator[AuditFinding]:
     """Yield checks that never fail, and rewards outside of their range."""
-    for name in never_failing(tried):
-        if name not in tried.guards:
+    for name in never_failing(audited):
+        if name not in audited.guards:
             text = f"no attempt fails the check {name!r}: find out why before you delete it"
             yield AuditFinding("dead-check", False, text, about=name)
-    for result in tried.results:
+    for result in audited.results:
         reward = (result.verdict and result.verdict["reward"]) or 0
         if not 0 <= reward <= 1:
             text = f"{result.attempt.what}: the reward is {reward:g}, not between 0 and 1"
-            calls = _plain(whole(tried, result.attempt))
+            calls = _plain(whole(audited, result.attempt))
             yield AuditFinding("reward-range", False, text, calls, result.attempt.answer)
             return

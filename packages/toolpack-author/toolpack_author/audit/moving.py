@@ -1,4 +1,4 @@
-"""Calls of attempts at tasks whose worlds move by themselves. They run in sessions, where events happen."""
+"""Calls of attempts at tasks with events: worlds that move by themselves. They run in sessions, where events happen."""
 
 import contextlib
 from typing import NamedTuple
@@ -14,12 +14,13 @@ from toolpack_server.sessions.calls import CallRequest
 from toolpack_server.wiring.service import Service
 
 
-class Moved(NamedTuple):
+class CallResult(NamedTuple):
     """The state of a session after some calls.
 
     Attributes:
-        snapshots: The worlds of the versions that were asked for, and of all later ones.
-        failed: The last call failed.
+        snapshots: The worlds of the requested version and of all later ones.
+        path: The records of the session's history.
+        failed: Whether the last call failed.
     """
 
     snapshots: tuple[Snapshot, ...]
@@ -30,14 +31,15 @@ class Moved(NamedTuple):
 class MovingSessions:
     """Sessions of one task, in which calls are made one after another.
 
-    A call that continues the calls of the last one runs in the same session. Any other begins a new one.
+    If the calls before the new one are those of the current session, it runs there. Otherwise a new session begins, and
+    these calls are made first.
     """
 
     def __init__(self, service: Service, task: str) -> None:
         self._service, self._task = service, task
         self._session_id, self._calls = "", Calls()
 
-    async def call(self, calls: Calls, since: int) -> Moved:
+    async def call(self, calls: Calls, since: int) -> CallResult:
         """Make the last of these calls after the others.
 
         Args:
@@ -51,15 +53,16 @@ class MovingSessions:
         service, heavy = self._service, self._service.sessions.heavy_reader
         tasks = service.feature(Tasks)
 
-        def read(_reader: object) -> Moved:
+        def read(_reader: object) -> CallResult:
             session, head = heavy.find(self._session_id, "")
             evidence, _ = tasks.evidence(heavy, session, head, None, None)
-            worlds = [self._opened(evidence.at(version)) for version in range(since, evidence.version + 1)]
-            return Moved(tuple(worlds), tuple(evidence.path), failed)
+            worlds = [self._unseal(evidence.at(version)) for version in range(since, evidence.version + 1)]
+            return CallResult(tuple(worlds), tuple(evidence.path), failed)
 
         return await service.sessions.read(read)
 
     async def _begin(self) -> None:
+        """Close the session, if there is one, and create a new one."""
         service = self._service
         if self._session_id:
             with contextlib.suppress(ReplyError):
@@ -68,11 +71,13 @@ class MovingSessions:
         self._session_id = (await service.request(Caller(), "create_session", {"task": self._task}))["session_id"]
 
     async def _run(self, calls: Calls) -> bool:
+        """Make the last of these calls. Return whether it failed."""
         function, kwargs, by = calls[-1]
         self._calls = calls
         request = CallRequest(function, kwargs, dumps(kwargs), by=by)
         return (await self._service.sessions.call(self._session_id, "", request)).failure is not None
 
-    def _opened(self, snapshot: Snapshot) -> Snapshot:
+    def _unseal(self, snapshot: Snapshot) -> Snapshot:
+        """Return a snapshot without seals, as the trials use it."""
         codec = self._service.context.codec
         return Snapshot(snapshot.parts, {part: unseal_part(codec, snapshot, part) for part in snapshot.parts})

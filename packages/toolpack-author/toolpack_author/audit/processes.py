@@ -1,7 +1,7 @@
 """Audit of tasks in a child process, which is replaced if it ends or hangs.
 
-An author's code may end its process, use all memory or wait forever. This affects only the report on its own task. No
-process that forks runs toolpacks' code.
+An author's code may end its process, use all memory or wait forever. This affects only the report on its own task. The
+parent process runs no toolpacks' code, so it can fork safely.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from toolpack_author.audit.auditing import Auditor, Effort, report
+from toolpack_author.audit.auditing import AuditOptions, Auditor, report
 from toolpack_author.audit.findings import AuditFinding
 from toolpack_server.base.settings import Settings, load_settings
 from toolpack_server.features.api.core import EvaluationError, FeatureSettings, StartError
@@ -36,7 +36,7 @@ from toolpack_server.wiring.service import Service
 
 GRACE_SECONDS = 5.0  # after a deadline, for the process to interrupt the code itself
 GARBAGE = 20_000, 20, 20  # thresholds of the garbage collector
-LOADING_SECONDS = 600.0
+LOADING_SECONDS = 600.0  # time limit for importing the toolpacks
 HASH_SEEDS = ("1", "2", "3", "4")  # fixed, so that all machines have the same findings
 
 Report = dict[str, Any]
@@ -44,14 +44,14 @@ Report = dict[str, Any]
 
 class AuditSettings(FeatureSettings, feature="audit"):
     memory_bytes: int = Field(
-        2 * 2**30, gt=0, le=2**60, description="Maximum memory of an audit of tasks, in addition to that at its start."
+        2 * 2**30, gt=0, le=2**60, description="Maximum memory that an audit of tasks adds to the memory at its start."
     )
 
 
-class _Beat(NamedTuple):
-    """Announcement of the code that the process runs next, with its time limit."""
+class _Heartbeat(NamedTuple):
+    """Message of the child process: a description of the code that it runs next, with its time limit."""
 
-    what: str
+    description: str
     seconds: float
 
 
@@ -76,27 +76,27 @@ def _names(settings: Settings) -> dict[str, Any]:
         return {"problem": str(error)}
 
 
-def audit_tasks(settings: Settings, names: Sequence[str], effort: Effort) -> Iterator[tuple[str, Report]]:
+def audit_tasks(settings: Settings, names: Sequence[str], options: AuditOptions) -> Iterator[tuple[str, Report]]:
     """Audit tasks and yield the report on each.
 
     Raises:
         StartError: The toolpacks can't be loaded.
     """
-    yield from _each(settings, names, effort, Auditor.audit)
+    yield from _run_each(settings, names, options, Auditor.audit)
 
 
-def _each(
-    settings: Settings, names: Sequence[str], effort: Effort, job: Callable[[Auditor, str], Any]
+def _run_each(
+    settings: Settings, names: Sequence[str], options: AuditOptions, job: Callable[[Auditor, str], Any]
 ) -> Iterator[tuple[str, Any]]:
     """Run a job for each task and yield its result. If a task breaks the process, yield a report that says so."""
-    left = [*names]
-    while left:
-        child = Child(partial(_work, os.getpid(), settings, tuple(left), effort, job))
+    remaining = [*names]
+    while remaining:
+        child = Child(partial(_work, os.getpid(), settings, tuple(remaining), options, job))
         try:
-            for name in [*left]:
-                result, broken = _received(child)
+            for name in [*remaining]:
+                result, broken = _receive(child)
                 yield name, result
-                left.remove(name)
+                remaining.remove(name)
                 if broken:
                     break
         finally:
@@ -105,37 +105,38 @@ def _each(
             child.pipe.close()
 
 
-def _received(child: Child) -> tuple[Any, bool]:
+def _receive(child: Child) -> tuple[Any, bool]:
     """Return the result for the next task, and whether the process must be replaced."""
-    beat = loading = _Beat("the toolpacks' import", LOADING_SECONDS)
+    heartbeat = loading = _Heartbeat("the toolpacks' import", LOADING_SECONDS)
     while True:
         try:
-            if not child.pipe.poll(beat.seconds + GRACE_SECONDS):
-                text = f"{beat.what} took longer than {beat.seconds:g} s and can't be interrupted"
+            if not child.pipe.poll(heartbeat.seconds + GRACE_SECONDS):
+                text = f"{heartbeat.description} took longer than {heartbeat.seconds:g} s and can't be interrupted"
                 return report([AuditFinding("evaluator-fails", True, text)]), True
             message = json.loads(child.pipe.recv_bytes())
         except (EOFError, OSError):
-            text = f"{beat.what} ended the process ({child.wait()})"
-            if beat is loading:  # no task has started
+            text = f"{heartbeat.description} ended the process ({child.wait()})"
+            if heartbeat is loading:  # no task has started
                 raise StartError(f"{text[0].upper()}{text[1:]}.") from None
             return report([AuditFinding("evaluator-fails", True, text)]), True
         if "problem" in message:
             raise StartError(message["problem"])
-        if "found" in message:
-            return message["found"], False
-        beat = _Beat(*message["beat"])
+        if "result" in message:
+            return message["result"], False
+        heartbeat = _Heartbeat(*message["beat"])
 
 
 def _work(
     parent: int,
     settings: Settings,
     names: Sequence[str],
-    effort: Effort,
+    options: AuditOptions,
     job: Callable[[Auditor, str], Any],
     pipe: Connection,
 ) -> int:
+    """Run a job for each task in the child process, and send announcements and results through the pipe."""
     follow(parent)
-    _be_quiet()
+    _discard_output()
     try:
         catalog = catalog_of(settings)
         _limit_memory(settings.of(AuditSettings).memory_bytes)
@@ -150,17 +151,17 @@ def _work(
     # The event loop has its own thread, so that a signal can interrupt late code on the main thread.
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
-    def phase(what: str, seconds: float) -> None:
+    def announce(what: str, seconds: float) -> None:
         pipe.send_bytes(json.dumps({"beat": [what, seconds]}).encode())
 
-    auditor = Auditor(service, effort, phase, lambda work: asyncio.run_coroutine_threadsafe(work, loop).result())
+    auditor = Auditor(service, options, announce, lambda work: asyncio.run_coroutine_threadsafe(work, loop).result())
     for name in names:
-        pipe.send_bytes(json.dumps({"found": job(auditor, name)}).encode())
+        pipe.send_bytes(json.dumps({"result": job(auditor, name)}).encode())
     pipe.close()
     os._exit(0)  # threads may be stuck in a toolpack's code
 
 
-def _be_quiet() -> None:
+def _discard_output() -> None:
     """Discard output and logs of toolpacks, which would mix with the findings."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -168,10 +169,11 @@ def _be_quiet() -> None:
     logging.disable(logging.CRITICAL)
 
 
-def _limit_memory(more: int) -> None:
+def _limit_memory(added_bytes: int) -> None:
+    """Limit the memory of this process to its present size and this number of bytes."""
     with suppress(OSError, ValueError):  # not every system reports or limits memory
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        limit = pages * resource.getpagesize() + more
+        limit = pages * resource.getpagesize() + added_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
@@ -179,10 +181,13 @@ def _limit_memory(more: int) -> None:
 
 
 class HashSeeds:
-    """Processes with other hash seeds, which evaluate all tasks at the same time as the audit."""
+    """Processes with other hash seeds, which evaluate all tasks at the same time as the audit.
+
+    The order of a set of texts depends on the hash seed. A verdict that depends on this order isn't stable.
+    """
 
     def __init__(self, settings: Settings, names: Sequence[str], clients: Collection[str]) -> None:
-        asked = {
+        arguments = {
             "packs": settings.packs and ",".join(settings.packs),
             "pack_dir": [str(path) for path in settings.pack_dir],
             "names": [*names],
@@ -190,7 +195,7 @@ class HashSeeds:
         }
         self._running = [
             subprocess.Popen(  # noqa: S603 - runs this module
-                [sys.executable, "-m", __name__, json.dumps(asked)],
+                [sys.executable, "-m", __name__, json.dumps(arguments)],
                 env={**os.environ, "PYTHONHASHSEED": seed},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -200,7 +205,11 @@ class HashSeeds:
         ]
 
     def unstable(self) -> list[str]:
-        """Return the names of the tasks with different verdicts. Raise as `audit_tasks`."""
+        """Wait for the processes, and return the names of the tasks with different verdicts.
+
+        Raises:
+            StartError: The toolpacks can't be loaded.
+        """
         reports: list[Mapping[str, Any]] = []
         for process in self._running:
             text = process.communicate()[0]
@@ -211,16 +220,18 @@ class HashSeeds:
         return sorted(name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in reports}) > 1)
 
     def end(self) -> None:
+        """End the processes."""
         for process in self._running:
             with process:
                 process.kill()
 
 
-def _verdicts(asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    settings = load_settings(pack_dir=tuple(map(Path, asked["pack_dir"])), packs=asked["packs"])
-    effort = Effort(0, 0, (), frozenset(asked["clients"]))
-    found = _each(settings, asked["names"], effort, Auditor.verdicts)
-    return {name: verdicts if isinstance(verdicts, list) else [] for name, verdicts in found}
+def _verdicts(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the verdicts on each task, in a process with another hash seed."""
+    settings = load_settings(pack_dir=tuple(map(Path, arguments["pack_dir"])), packs=arguments["packs"])
+    options = AuditOptions(0, 0, (), frozenset(arguments["clients"]))
+    results = _run_each(settings, arguments["names"], options, Auditor.verdicts)
+    return {name: verdicts if isinstance(verdicts, list) else [] for name, verdicts in results}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Execution of attempts at a task.
 
-The task's solution runs in real sessions, at the agent path. Attempts run without sessions, which is much faster: on
-the same snapshots, with the same functions, evaluators and limits, but nothing is stored. Attempts at a task with
+The task's solution runs in real sessions, at the agent path. Attempts run without sessions, because this is much
+faster: the snapshots, functions, evaluators and limits are the same, but nothing is stored. Attempts at a task with
 events run in sessions, too.
 
 Each call and each evaluation has a deadline. They run on the main thread, where a signal interrupts them when they are
@@ -24,8 +24,8 @@ from typing_extensions import override
 from toolpack_author.audit.attempts import Attempt, Calls
 from toolpack_author.audit.deadlines import deadline
 from toolpack_author.audit.moving import MovingSessions
-from toolpack_author.audit.values import leaves, spoken_in
-from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS, at, difference, marked
+from toolpack_author.audit.values import is_spoken_in, leaves
+from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS, at, changed_marks, difference
 from toolpack_server import Database, Files, Task
 from toolpack_server.base.errors import Interrupted, for_author
 from toolpack_server.execution.call import call
@@ -50,11 +50,11 @@ from toolpack_server.sessions.calls import CallRequest
 from toolpack_server.volumes.volume import is_piece
 from toolpack_server.wiring.service import Service
 
-KEPT_WORLDS = 50  # cached worlds of one task, as JSON
-MOST_CONTAINERS, MOST_DEEP = 50, 4  # containers of a world that are emptied, and the max depth of their paths
+MAX_CACHED_WORLDS = 50  # of one task, as JSON
+MAX_CONTAINERS, MAX_DEPTH = 50, 4  # max number of containers of a world that are emptied, and max depth of their paths
 CLOCK_NS = 1_767_225_600 * 10**9  # 2026-01-01: the pinned time
 
-Phase = Callable[[str, float], None]
+Announce = Callable[[str, float], None]
 """Callback before toolpacks' code runs, with a description of the code and its deadline in seconds."""
 
 
@@ -88,12 +88,13 @@ class AttemptResult:
     """The result of an attempt.
 
     Attributes:
-        verdict: The verdict; None if there is none.
-        failure: Why there is no verdict; "" if a call was late.
+        verdict: The verdict, or None without one.
+        failure: Why the evaluator gave no verdict. "" if it gave one, or if a call was late.
         not_finite: The reward isn't a finite number.
-        refused: The call that differs from the solution's failed or changed nothing. For `respelled`: any call failed.
-        world: Difference of its world to the solution's. It is computed only if the attempt passed.
-        changed: Whether its calls created a version.
+        refused: Whether the call that differs from the solution's failed or changed nothing. For the kind `respelled`,
+            whether any call failed.
+        world: Difference of the attempt's world to the solution's world. It is computed only if the attempt passed.
+        changed: Whether the attempt's calls created a version.
     """
 
     attempt: Attempt
@@ -110,16 +111,19 @@ class AttemptResult:
 
 
 class _TrialCodec(PlainCodec):
-    """Codec that skips decoding: the next reader of a part gets the object that the last call left, once."""
+    """Codec that can skip decoding: the next reader of a part gets the object that the last call left there.
+
+    Each object is returned only once, because its reader may change it.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.left: dict[str, tuple[bytes, BaseModel]] = {}  # by part: the bytes and the equal object
+        self.objects: dict[str, tuple[bytes, BaseModel]] = {}  # by part: the bytes and the equal object
 
     @override
     def decode(self, part: str, blob_id: str, blob: bytes) -> BaseModel:
-        if part in self.left and self.left[part][0] is blob:
-            return self.left.pop(part)[1]
+        if part in self.objects and self.objects[part][0] is blob:
+            return self.objects.pop(part)[1]
         return super().decode(part, blob_id, blob)
 
 
@@ -133,22 +137,22 @@ class Trials:
         service: The service that creates the sessions.
         name: The task's full name.
         task: The task.
-        phase: Called before toolpacks' code runs.
-        drive: Runs a coroutine on the service's event loop.
-        listed: Returns the functions of toolpacks with their descriptions.
+        announce: Called before toolpacks' code runs.
+        run_coroutine: Runs a coroutine on the service's event loop.
+        list_functions: Returns the functions of toolpacks with their descriptions.
         ignore: JSON Pointers to parts of the world that are ignored in comparisons.
-        clients: Functions in solutions that the client calls, not an agent.
+        clients: Functions that the client calls in solutions, not an agent.
 
     Attributes:
         task: The task.
         prompt: The prompt as one text.
         functions: The descriptions of the agent's functions, by name.
-        calls: The solution's calls; None if there is no solution.
+        calls: The solution's calls, or None without a solution.
         answer: The solution's answer.
         changing: Indexes of the agent's calls in the solution that created a version.
-        nothing: The verdict on doing nothing.
-        solved: The verdict on the solution; None without a solution.
-        unstable: Why verdicts are unreliable; "" if they are reliable.
+        nop_verdict: The verdict on doing nothing.
+        solution_verdict: The verdict on the solution. None without a solution.
+        unstable: Why verdicts are unreliable. "" if they are reliable.
         initial: The initial world as JSON.
 
     Raises:
@@ -162,13 +166,13 @@ class Trials:
         task: Task,
         ignore: Sequence[str],
         clients: frozenset[str],
-        phase: Phase,
-        drive: Callable[[Any], Any],
-        listed: Callable[[tuple[str, ...]], Sequence[tuple[PackFunction, Mapping[str, Any]]]],
+        announce: Announce,
+        run_coroutine: Callable[[Any], Any],
+        list_functions: Callable[[tuple[str, ...]], Sequence[tuple[PackFunction, Mapping[str, Any]]]],
     ) -> None:
         self.name, self.task = name, task
-        self.unstable, self._overran = "", False
-        self._service, self._clients, self._phase, self._drive = service, clients, phase, drive
+        self.unstable, self._is_overdue = "", False
+        self._service, self._clients, self._announce, self._run_coroutine = service, clients, announce, run_coroutine
         self._ignore = [jsonpointer.JsonPointer(pointer) for pointer in ignore]
         self._seconds = service.settings.timeout_seconds
         self._deadline = task.timeout_seconds or self._seconds
@@ -185,40 +189,40 @@ class Trials:
         self._evidence = replace(first.evidence, initial=initial, final=initial)
         if first.worlds != second.worlds and not first.moves:
             self._pin()
-        self._describe(first, listed(self._evidence.toolpacks))
+        self._describe(first, list_functions(self._evidence.toolpacks))
         self.calls: Calls | None
         self.calls, self.answer = (None, "") if task.solution is None else self._solution()
         toolpacks, runtime = self._evidence.toolpacks, service.context.runtime
         self._runtimes = {name: runtime(toolpacks, each.functions) for name, each in first.addresses.items()}
         self._runtimes[CLIENT] = runtime(toolpacks, None)
-        self._most = {name: each.max_calls for name, each in first.addresses.items()} | {CLIENT: None}
+        self._max_calls = {name: each.max_calls for name, each in first.addresses.items()} | {CLIENT: None}
         self._stages = [self._start]
         for each in self.calls or ():
             self._stages.append(self._call(self._stages[-1], each))
         versions = [len(stage.snapshots) for stage in self._stages]
         changing = [index for index in range(len(versions) - 1) if versions[index + 1] > versions[index]]
         self.changing = [index for index in changing if self.calls and self._is_change(self.calls[index])]
-        self.nothing, self.solved = first.nothing, first.solved
+        self.nop_verdict, self.solution_verdict = first.nop_verdict, first.solution_verdict
         self._compare(first, second)
 
     # In sessions
 
-    def _session(self, evaluations: int) -> "_SessionShown":
-        run_options = self._clients, self._phase, self._drive
+    def _session(self, evaluations: int) -> "_SessionVerdicts":
+        run_options = self._clients, self._announce, self._run_coroutine
         return in_session(self._service, self.name, self.task, *run_options, evaluations=evaluations)
 
-    def _compare(self, first: "_SessionShown", second: "_SessionShown") -> None:
+    def _compare(self, first: "_SessionVerdicts", second: "_SessionVerdicts") -> None:
         """Set `unstable` if the verdicts of two sessions and those without a session differ."""
         if first.unstable or second.unstable:
             self.unstable = "a second evaluation gives another verdict"
-        elif first.said() != second.said():
+        elif first.stable_parts() != second.stable_parts():
             self.unstable = "a second session gives another verdict"
         else:
             mine = [self.judge(self._start, "")]
             if self.calls is not None:
                 mine.append(self.judge(self._stages[-1], self.answer))
-            theirs = [each for each in (first.nothing, first.solved) if each is not None]
-            if [said(each) for each in mine] != [said(each) for each in theirs]:
+            theirs = [each for each in (first.nop_verdict, first.solution_verdict) if each is not None]
+            if [stable_parts(each) for each in mine] != [stable_parts(each) for each in theirs]:
                 self.unstable = "a third run of the solution gives another verdict"
 
     def _pin(self) -> None:
@@ -233,22 +237,24 @@ class Trials:
         evidence, context = self._evidence, self._service.context
         parts, blobs = context.initial_parts(evidence.toolpacks, evidence.options, {}, PinnedClock(0, "", CLOCK_NS))
         initial = Snapshot(parts, {part: blobs[blob_id] for part, blob_id in parts.items()})
-        initial = _opened(context.codec, initial)
+        initial = _unseal(context.codec, initial)
         self._evidence = replace(evidence, initial=initial, final=initial)
         self._start = Stage((initial,))
 
-    def _describe(self, session: "_SessionShown", listed: Sequence[tuple[PackFunction, Mapping[str, Any]]]) -> None:
+    def _describe(
+        self, session: "_SessionVerdicts", list_functions: Sequence[tuple[PackFunction, Mapping[str, Any]]]
+    ) -> None:
         prompt = self.task.prompt
         self.prompt = prompt if isinstance(prompt, str) else "\n".join(each["content"] for each in prompt)
         self.functions = {
-            each.name: shown for each, shown in listed if _offered(each, session.addresses[AGENT].functions)
+            each.name: shown for each, shown in list_functions if _is_offered(each, session.addresses[AGENT].functions)
         }
         self.initial = self._world(self._start)
 
-    def _is_change(self, made: PlainCall) -> bool:
-        """Return whether a call that created a version did so itself, and was the agent's."""
-        described = self.functions.get(made[0])
-        return made[2] == AGENT and not (described and described["read_only"])
+    def _is_change(self, plain_call: PlainCall) -> bool:
+        """Return whether a version is the agent's: its call isn't read-only, so no event created the version."""
+        described = self.functions.get(plain_call[0])
+        return plain_call[2] == AGENT and not (described and described["read_only"])
 
     def _solution(self) -> tuple[Calls, str]:
         solution = solve(self.name, self._evidence, self._context)
@@ -258,14 +264,18 @@ class Trials:
     # Without sessions
 
     def attempts(self, attempts: Iterable[Attempt]) -> Iterator[AttemptResult]:
-        """Run attempts and yield their results. Stop when the evaluator misses its deadline, which could repeat."""
+        """Run attempts and yield their results.
+
+        Stop after the evaluator missed its deadline, because it could do so each time.
+        """
         for attempt in attempts:
             result = self._attempt(attempt)
             yield result
-            if self._overran:
+            if self._is_overdue:
                 return
 
     def _attempt(self, attempt: Attempt) -> AttemptResult:
+        """Run an attempt. The result has no verdict if a call was late or the evaluator failed."""
         try:
             stage = self._stages[attempt.start]
         except IndexError:
@@ -284,10 +294,10 @@ class Trials:
                 return AttemptResult(attempt)
         changed = len(stage.snapshots) > 1
         try:
-            self._leave(stage, live)
+            self._hand_over(stage, live)
             verdict = self.judge(stage, attempt.answer, attempt.kind)
         except (RequestError, Interrupted) as error:
-            self._overran |= isinstance(error, Interrupted)
+            self._is_overdue |= isinstance(error, Interrupted)
             late = f"The evaluator of {self.name!r} took longer than {self._deadline:g} s."
             failure = late if isinstance(error, Interrupted) else for_author(error)
             not_finite = isinstance(error, EvaluationError) and error.not_finite
@@ -297,10 +307,10 @@ class Trials:
         world = self._difference(stage) if verdict["passed"] else DIFFERENT
         return AttemptResult(attempt, verdict, "", False, refused, world, changed)
 
-    def _leave(self, stage: Stage, live: Mapping[str, Any]) -> None:
-        """Pass the objects that the last call wrote to the evaluator, so that it needn't decode them."""
+    def _hand_over(self, stage: Stage, live: Mapping[str, Any]) -> None:
+        """Let the evaluator get the objects that the last call wrote, so that they needn't be decoded."""
         blobs = stage.snapshots[-1].blobs
-        self._codec.left = {part: (blobs[part], live[part]) for part in stage.written & live.keys()}
+        self._codec.objects = {part: (blobs[part], live[part]) for part in stage.written & live.keys()}
 
     def judge(self, stage: Stage, answer: str, what: str = "") -> Verdict:
         """Return the verdict on a stage.
@@ -318,7 +328,7 @@ class Trials:
             answer=answer,
             at=versions.__getitem__,
         )
-        self._phase(f"the evaluator, after {what or 'the solution'}", self._deadline)
+        self._announce(f"the evaluator, after {what or 'the solution'}", self._deadline)
         with deadline(self._deadline):
             return evaluate(self.name, evidence, self._context)
 
@@ -331,50 +341,55 @@ class Trials:
             results: Results of attempts, which aren't run again.
         """
         calls = self.calls or ()
-        known = {
+        passed_by_key = {
             dumps((calls[: each.attempt.start] + each.attempt.calls, each.attempt.answer)): each.passed
             for each in results
             if each.attempt.kind in {"omit", "read only"}
         }
-        kept = [*range(len(calls))]
+        remaining = [*range(len(calls))]
         for index in reversed(range(len(calls))):
-            fewer = [each for each in kept if each != index]
-            tried = dumps((tuple(calls[each] for each in fewer), self.answer))
-            if known[tried] if tried in known else self._passes_with(fewer, index):
-                kept = fewer
-        return kept
+            without = [each for each in remaining if each != index]
+            key = dumps((tuple(calls[each] for each in without), self.answer))
+            if passed_by_key[key] if key in passed_by_key else self._passes_with(without, index):
+                remaining = without
+        return remaining
 
-    def _passes_with(self, places: Sequence[int], omitted: int) -> bool:
-        """Return whether these calls of the solution pass. No call before the last omitted one is missing."""
+    def _passes_with(self, indexes: Sequence[int], omitted: int) -> bool:
+        """Return whether the solution passes with only some of its calls.
+
+        Args:
+            indexes: The indexes of the calls to make.
+            omitted: The index of the first call that is left out. All calls before it are made.
+        """
         stage, live = self._stages[omitted], dict[str, Any]()
-        for each in places:
+        for each in indexes:
             if each > omitted:
                 stage = self._call(stage, (self.calls or ())[each], live)
         with contextlib.suppress(EvaluationError, Interrupted):
             return not stage.late and self.judge(stage, self.answer)["passed"]
         return False
 
-    def _call(self, stage: Stage, made: PlainCall, live: dict[str, Any] | None = None) -> Stage:
+    def _call(self, stage: Stage, plain_call: PlainCall, live: dict[str, Any] | None = None) -> Stage:
         """Run a call with its participant's permissions. `live` has decoded objects of the stage's world."""
-        function, kwargs, by = made
+        function, kwargs, by = plain_call
         if self._moving is not None:
-            return self._call_in_session(self._moving, stage, made)
+            return self._call_in_session(self._moving, stage, plain_call)
         live = {} if live is None or self._pinned else live
         snapshot = stage.snapshots[-1]
         plan = self._runtimes[by].plan(function, loads(dumps(kwargs)))
-        used, most = stage.used.get(by, 0) + 1 + len(plan.nested), self._most[by]
-        if most is not None and used > most:
+        used, max_calls = stage.used.get(by, 0) + 1 + len(plan.nested), self._max_calls[by]
+        if max_calls is not None and used > max_calls:
             return replace(stage, refused=True)
         if self._pinned:
-            plan.policy = _pin(made, stage.path)
+            plan.policy = _pin(plain_call, stage.path)
         plan.compares = False
-        self._phase(f"`{function}`", plan.timeout_seconds)
-        with deadline(plan.timeout_seconds) as watched:
+        self._announce(f"`{function}`", plan.timeout_seconds)
+        with deadline(plan.timeout_seconds) as state:
             outcome = call(plan, Snapshot(snapshot.parts, snapshot.blobs, live), self._context)
-        if watched.late:
+        if state.late:
             return replace(stage, refused=True, late=True)
         failure, results = outcome.failure, outcome.nested
-        seen: dict[str, Any] = {
+        call_record: dict[str, Any] = {
             "function": function,
             "kwargs": kwargs,
             "result": "" if outcome.result is None else loads(outcome.result),
@@ -382,12 +397,12 @@ class Trials:
             "by": by,
         }
         if plan.nested:
-            seen["nested"] = [
+            call_record["nested"] = [
                 {
                     "function": each.function,
                     "kwargs": each.arguments,
                     "result": loads(results[number]) if number < len(results) else "",
-                    "error": None if number < len(results) else seen["error"],
+                    "error": None if number < len(results) else call_record["error"],
                     "parent": each.parent,
                 }
                 for number, each in enumerate(plan.nested)
@@ -398,19 +413,23 @@ class Trials:
             parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
             blobs = {**snapshot.blobs, **{part: blob for part, (_, blob) in outcome.blobs.items()}}
             snapshots = (*snapshots, Snapshot(parts, blobs))
-        record = SeenRecord(len(snapshots) - 1, seen, None, None)
+        record = SeenRecord(len(snapshots) - 1, call_record, None, None)
         used_now = {**stage.used, by: used}
         return Stage(snapshots, (*stage.path, record), used_now, failure is not None, written=frozenset(outcome.blobs))
 
-    def _call_in_session(self, sessions: MovingSessions, stage: Stage, made: PlainCall) -> Stage:
-        calls = (*stage.calls, made)
-        self._phase(f"`{made[0]}`, and events", 2 * self._seconds)
-        moved = self._drive(sessions.call(calls, len(stage.snapshots)))
-        return Stage((*stage.snapshots, *moved.snapshots), moved.path, refused=moved.failed, calls=calls)
+    def _call_in_session(self, sessions: MovingSessions, stage: Stage, plain_call: PlainCall) -> Stage:
+        """Run a call of an attempt at a task with events."""
+        calls = (*stage.calls, plain_call)
+        self._announce(f"`{plain_call[0]}`, and events", 2 * self._seconds)
+        session_state = self._run_coroutine(sessions.call(calls, len(stage.snapshots)))
+        return Stage(
+            (*stage.snapshots, *session_state.snapshots), session_state.path, refused=session_state.failed, calls=calls
+        )
 
     # Worlds
 
     def _world(self, stage: Stage) -> Any:
+        """Return the world of a stage as JSON, without the ignored parts."""
         key = _content(stage)
         if key not in self._worlds:
             world = loads(view(self._codec, stage.snapshots[-1]))
@@ -418,92 +437,98 @@ class Trials:
                 with contextlib.suppress(jsonpointer.JsonPointerException, LookupError, TypeError):
                     holder, last = pointer.to_last(world)
                     del holder[last]
-            if len(self._worlds) == KEPT_WORLDS:
+            if len(self._worlds) == MAX_CACHED_WORLDS:
                 self._worlds.clear()
             self._worlds[key] = world
         return self._worlds[key]
 
     def _is_as_before(self, before: Stage, after: Stage) -> bool:
+        """Return whether a stage has the same world as an earlier one."""
         return _content(before) == _content(after) or self._world(before) == self._world(after)
 
     def _difference(self, stage: Stage) -> str:
+        """Return how the world of a stage differs from the solution's world."""
         if self.calls is None:
             return DIFFERENT
-        solved = self._stages[-1]
-        if _content(solved) == _content(stage):
+        solved_stage = self._stages[-1]
+        if _content(solved_stage) == _content(stage):
             return EQUAL
-        worlds = self._world(solved), self._world(stage)
-        found = difference(*worlds)
-        return difference(*worlds, self._asked) if found == MARKS else found
+        worlds = self._world(solved_stage), self._world(stage)
+        kind = difference(*worlds)
+        return difference(*worlds, self._relevant_marks) if kind == MARKS else kind
 
     @cached_property
-    def _asked(self) -> frozenset[str]:
-        """Names of boolean members that the task is about: its solution sets them, or its prompt names them.
+    def _relevant_marks(self) -> frozenset[str]:
+        """Names of boolean members that the task is about, because its solution sets them or its prompt names them.
 
-        A call with a result may be made for the result, and set a mark only as a side effect.
+        If a call returns a result, the agent may make it for the result. Then a boolean that it sets, such as "read",
+        is only a side effect.
         """
-        asked = set[str]()
+        relevant = set[str]()
         for index in self.changing:
             before, after = self._stages[index], self._stages[index + 1]
-            names = marked(self._world(before), self._world(after))
+            names = changed_marks(self._world(before), self._world(after))
             _, kwargs, _ = (self.calls or ())[index]
-            chosen = any(isinstance(value, bool) for _, _, value in leaves(kwargs, "", ()))
-            call_seen = after.path[-1].call or {}
-            is_silent = call_seen.get("result") is None or isinstance(call_seen["result"], bool)
-            asked |= {name for name in names if chosen or (is_silent and spoken_in(self.prompt, name))}
-        return frozenset(asked)
+            sets_boolean = any(isinstance(value, bool) for _, _, value in leaves(kwargs, "", ()))
+            last_call = after.path[-1].call or {}
+            is_silent = last_call.get("result") is None or isinstance(last_call["result"], bool)
+            relevant |= {name for name in names if sets_boolean or (is_silent and is_spoken_in(self.prompt, name))}
+        return frozenset(relevant)
 
     # Unrelated data
 
     def guards(self) -> set[str]:
-        """Return the names of the checks that fail if data that the solution leaves unchanged is emptied."""
-        found = set[str]()
-        solved = self._stages[-1]
-        snapshot = solved.snapshots[-1]
-        for part, path in [*self._containers(snapshot)][:MOST_CONTAINERS]:
-            whole = self._codec.decode(part, snapshot.parts[part], snapshot.blobs[part])
-            held: Any = whole
-            for name in path:
-                held = getattr(held, name)
-            held.clear()
-            changed = _with_blobs(snapshot, {part: self._codec.encode(part, whole)})
-            if not self._note_failing(found, changed, ".".join(path)):
-                return found
-        for name, changed in itertools.islice(self._emptied_volumes(snapshot), MOST_CONTAINERS):
-            if not self._note_failing(found, changed, name):
-                return found
-        return found
+        """Return the names of the checks that protect unrelated data.
 
-    def _note_failing(self, found: set[str], changed: Snapshot, name: str) -> bool:
+        They fail if data is emptied that the solution leaves unchanged.
+        """
+        failing = set[str]()
+        solved_stage = self._stages[-1]
+        snapshot = solved_stage.snapshots[-1]
+        for part, path in [*self._containers(snapshot)][:MAX_CONTAINERS]:
+            whole = self._codec.decode(part, snapshot.parts[part], snapshot.blobs[part])
+            container: Any = whole
+            for name in path:
+                container = getattr(container, name)
+            container.clear()
+            changed = _with_blobs(snapshot, {part: self._codec.encode(part, whole)})
+            if not self._add_failing(failing, changed, ".".join(path)):
+                return failing
+        for name, changed in itertools.islice(self._emptied_volumes(snapshot), MAX_CONTAINERS):
+            if not self._add_failing(failing, changed, name):
+                return failing
+        return failing
+
+    def _add_failing(self, failing: set[str], changed: Snapshot, name: str) -> bool:
         """Add the names of the checks that fail on a world with emptied data. Return False after a missed deadline."""
-        solved = self._stages[-1]
-        stage = replace(solved, snapshots=(*solved.snapshots[:-1], changed))
+        solved_stage = self._stages[-1]
+        stage = replace(solved_stage, snapshots=(*solved_stage.snapshots[:-1], changed))
         try:
             verdict = self.judge(stage, self.answer, f"the solution, without {name}")
         except EvaluationError:
             return True
         except Interrupted:
             return False
-        found |= {check["name"] for check in verdict["checks"] if not check["passed"]}
+        failing |= {check["name"] for check in verdict["checks"] if not check["passed"]}
         return True
 
     def _emptied_volumes(self, snapshot: Snapshot) -> Iterator[tuple[str, Snapshot]]:
-        """Yield the solved world without one table's rows, one top-level file, or one top-level folder's files.
+        """Yield a copy of the solved world for each table and top-level entry that the solution leaves unchanged.
 
-        It does so for each table and top-level entry that the solution leaves unchanged.
+        In this copy, the rows of the table, the file, or the files of the folder are deleted.
         """
         for toolpack in dict.fromkeys(toolpack_of(part) for part in snapshot.parts if is_piece(part)):
-            for name, held in self._unchanged(toolpack, snapshot):
+            for name, entry in self._unchanged(toolpack, snapshot):
                 volumes = Volumes(self._codec, read_only="")
                 try:
                     volumes.bind(toolpack, None, snapshot)
-                    _empty(volumes.bound[name], held)
+                    _empty(volumes.bound[name], entry)
                     changes = volumes.finish()
                 except Exception:  # noqa: BLE001, S112 - a schema may refuse the change
                     continue
                 finally:
                     volumes.abandon(keep=False)
-                yield f"{name}/{held}", _with_blobs(snapshot, changes.blobs)
+                yield f"{name}/{entry}", _with_blobs(snapshot, changes.blobs)
 
     def _unchanged(self, toolpack: str, snapshot: Snapshot) -> list[tuple[str, str]]:
         """Return the unchanged tables and top-level entries of a toolpack's volumes, with their volumes' names."""
@@ -512,10 +537,10 @@ class Trials:
             first.bind(toolpack, None, self._start.snapshots[-1])
             last.bind(toolpack, None, snapshot)
             return [
-                (name, held)
+                (name, entry)
                 for name, volume in last.bound.items()
                 if name in first.bound
-                for held in _held(first.bound[name], volume)
+                for entry in _unchanged_names(first.bound[name], volume)
             ]
         except Exception:  # noqa: BLE001 - unreadable data can't be compared
             return []
@@ -531,21 +556,22 @@ class Trials:
                 continue
             pending: list[tuple[tuple[str, ...], Any]] = [((), self._codec.decode(part, blob_id, snapshot.blobs[part]))]
             while pending:
-                path, held = pending.pop()
-                if isinstance(held, BaseModel) and len(path) < MOST_DEEP:
-                    pending += [((*path, name), value) for name, value in vars(held).items()]
-                elif isinstance(held, list | dict | set) and held:
-                    shown = [at(world, (toolpack_of(part), *path)) for world in (initial, solved)]
-                    if shown[0] == shown[1] is not None:
+                path, value = pending.pop()
+                if isinstance(value, BaseModel) and len(path) < MAX_DEPTH:
+                    pending += [((*path, name), member) for name, member in vars(value).items()]
+                elif isinstance(value, list | dict | set) and value:
+                    before, after = (at(world, (toolpack_of(part), *path)) for world in (initial, solved))
+                    if before == after is not None:
                         yield part, path
 
 
 def _with_blobs(snapshot: Snapshot, blobs: Mapping[str, tuple[str, bytes]]) -> Snapshot:
+    """Return a snapshot with other blobs for some parts."""
     parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in blobs.items()}}
     return Snapshot(parts, {**snapshot.blobs, **{part: blob for part, (_, blob) in blobs.items()}})
 
 
-def _held(before: Any, after: Any) -> list[str]:
+def _unchanged_names(before: Any, after: Any) -> list[str]:
     """Return the tables of a database, or the top-level entries of files, that are equal in both."""
     changed = {change["path"].split("/")[1] for change in before.patch(after, "", text_diffs=False) if change["path"]}
     if isinstance(after, Database):
@@ -576,46 +602,49 @@ def _content(stage: Stage) -> tuple[bytes, ...]:
     return tuple([snapshot.blobs[part] for part in sorted(snapshot.parts)])
 
 
-def said(verdict: Verdict | None) -> Any:
-    """Return the stable parts of a verdict. Details aren't stable, as they may contain random values of a session."""
+def stable_parts(verdict: Verdict | None) -> Any:
+    """Return the stable parts of a verdict. Details may contain random values of a session, so they are left out."""
     if verdict is None:
         return None
     checks = sorted((check["name"], check["passed"]) for check in verdict["checks"])
     return [verdict["reward"], verdict["passed"], [[*check] for check in checks], verdict["metrics"]]
 
 
-def _opened(codec: Codec, snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot without seals. It never leaves this process."""
+def _unseal(codec: Codec, snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot without seals, which aren't needed because it never leaves this process."""
     return Snapshot(snapshot.parts, {part: unseal_part(codec, snapshot, part) for part in snapshot.parts})
 
 
-def _offered(function: PackFunction, offered: frozenset[str] | None) -> bool:
+def _is_offered(function: PackFunction, offered: frozenset[str] | None) -> bool:
     return offered is None or is_offered(function, offered)
 
 
-def _pin(made: PlainCall, path: Sequence[SeenRecord]) -> PinnedClock:
-    """Return the pinned clock and seed of a call. They don't depend on its index, so other calls can be omitted."""
-    before = sum((each.call["function"], each.call["kwargs"]) == made[:2] for each in path if each.call)
-    return PinnedClock(1, f"{before} {dumps(made).decode()}", CLOCK_NS)
+def _pin(plain_call: PlainCall, path: Sequence[SeenRecord]) -> PinnedClock:
+    """Return the pinned clock and seed of a call.
+
+    They don't depend on the call's index, because attempts leave out calls.
+    """
+    before = sum((each.call["function"], each.call["kwargs"]) == plain_call[:2] for each in path if each.call)
+    return PinnedClock(1, f"{before} {dumps(plain_call).decode()}", CLOCK_NS)
 
 
 # Sessions
 
 
 @dataclass(frozen=True, slots=True)
-class _SessionShown:
-    """The results of a task's session: with nothing done, and with its solution."""
+class _SessionVerdicts:
+    """The verdicts and worlds of a task's session: with nothing done, and with its solution."""
 
     evidence: Evidence
     addresses: Mapping[str, Address]  # by name of the participant
-    nothing: Verdict
-    solved: Verdict | None
+    nop_verdict: Verdict
+    solution_verdict: Verdict | None
     worlds: Any
     unstable: bool
     moves: bool
 
-    def said(self) -> list[Any]:
-        return [said(self.nothing), said(self.solved)]
+    def stable_parts(self) -> list[Any]:
+        return [stable_parts(self.nop_verdict), stable_parts(self.solution_verdict)]
 
 
 def in_session(
@@ -623,30 +652,30 @@ def in_session(
     name: str,
     task: Task,
     clients: frozenset[str],
-    phase: Phase,
-    drive: Callable[[Any], Any],
+    announce: Announce,
+    run_coroutine: Callable[[Any], Any],
     *,
     evaluations: int,
-) -> _SessionShown:
+) -> _SessionVerdicts:
     """Evaluate a task in a session: with nothing done, and with its solution.
 
     Raises:
         RefusedError: The task can't be tried.
     """
-    session: _SessionShown = drive(_in_session(service, name, task, clients, phase, evaluations))
+    session: _SessionVerdicts = run_coroutine(_in_session(service, name, task, clients, announce, evaluations))
     return session
 
 
 async def _in_session(
-    service: Service, name: str, task: Task, clients: frozenset[str], phase: Phase, evaluations: int
-) -> _SessionShown:
+    service: Service, name: str, task: Task, clients: frozenset[str], announce: Announce, evaluations: int
+) -> _SessionVerdicts:
     async def send(method: str, **params: Any) -> Any:
         try:
             return await service.request(Caller(), method, params)
         except ReplyError as error:
             raise RefusedError(refusal, (error.data or {}).get("detail") or error.message) from None
 
-    async def judged() -> Verdict:
+    async def evaluate_once() -> Verdict:
         try:
             return await service.feature(Tasks).evaluate(session_id, "")
         except RequestError as error:
@@ -654,33 +683,35 @@ async def _in_session(
             raise RefusedError("reward-fails" if not_finite else "evaluator-fails", for_author(error)) from None
 
     refusal = "session-refused"
-    patience = service.settings.timeout_seconds
-    deadline = task.timeout_seconds or patience
-    phase("the start of a session", 2 * patience)
-    created = await send("create_session", task=name)
-    session_id, moves = created["session_id"], "events" in created
+    call_seconds = service.settings.timeout_seconds
+    deadline = task.timeout_seconds or call_seconds
+    announce("the start of a session", 2 * call_seconds)
+    session = await send("create_session", task=name)
+    session_id, moves = session["session_id"], "events" in session
     try:
         names = {AGENT, *task.participants}
         addresses = {name: await service.sessions.address(session_id, "", name) for name in names}
         tasks = service.feature(Tasks)
         heavy = service.sessions.heavy_reader
         evidence, _ = await service.sessions.read(lambda _: tasks.evidence(heavy, *heavy.find(session_id, ""), 0, None))
-        evidence = replace(evidence, initial=_opened(service.codec, evidence.initial))  # before the session is closed
-        phase("the evaluator, after nothing done", 3 * deadline)
-        nothing, solved = [await judged() for _ in range(evaluations)], list[Verdict]()
+        evidence = replace(
+            evidence, initial=_unseal(service.codec, evidence.initial)
+        )  # now, because the session is closed below
+        announce("the evaluator, after nothing done", 3 * deadline)
+        nothing, solved = [await evaluate_once() for _ in range(evaluations)], list[Verdict]()
         worlds = [await send("get_environment", session_id=session_id)]
         if task.solution is not None:
             refusal = "solution-fails"
-            phase("the solution", patience)
-            await _solve(service, session_id, addresses, clients, send, phase)
-            phase("the evaluator, after the solution", 3 * deadline)
-            solved = [await judged() for _ in range(evaluations)]
+            announce("the solution", call_seconds)
+            await _solve(service, session_id, addresses, clients, send, announce)
+            announce("the evaluator, after the solution", 3 * deadline)
+            solved = [await evaluate_once() for _ in range(evaluations)]
             worlds.append(await send("get_environment", session_id=session_id))
     finally:
         with contextlib.suppress(RefusedError):
             await send("close_session", session_id=session_id)
-    unstable = any(said(each[0]) != said(other) for each in (nothing, solved) for other in each[1:])
-    return _SessionShown(evidence, addresses, nothing[0], solved[0] if solved else None, worlds, unstable, moves)
+    unstable = any(stable_parts(each[0]) != stable_parts(other) for each in (nothing, solved) for other in each[1:])
+    return _SessionVerdicts(evidence, addresses, nothing[0], solved[0] if solved else None, worlds, unstable, moves)
 
 
 async def _solve(
@@ -689,12 +720,12 @@ async def _solve(
     addresses: Mapping[str, Address],
     clients: frozenset[str],
     send: Callable[..., Any],
-    phase: Phase,
+    announce: Announce,
 ) -> None:
     """Run the solution's calls at the agent path, and the client's calls as the client."""
     solution = await send("get_solution", session_id=session_id)
     for index, each in enumerate(solution["calls"]):
-        phase(f"call {index + 1} of the solution, {each['function']}", 2 * service.settings.timeout_seconds)
+        announce(f"call {index + 1} of the solution, {each['function']}", 2 * service.settings.timeout_seconds)
         try:
             by = _by(each, clients)
             request = CallRequest(each["function"], each["kwargs"], dumps(each["kwargs"]), by=by)
@@ -703,10 +734,10 @@ async def _solve(
             raise RefusedError("solution-fails", f"call {index + 1} of its solution is refused: {error}") from None
         if outcome.failure is not None:
             kind = {Failure.NOT_FOUND: "hidden-function", Failure.EPISODE_OVER: "max-calls"}.get(outcome.failure.why)
-            most = addresses[by].max_calls if by in addresses else None
-            if kind is None and most is not None:
+            max_calls = addresses[by].max_calls if by in addresses else None
+            if kind is None and max_calls is not None:
                 used = sum(_count(call) for call in solution["calls"] if _by(call, clients) == by)
-                kind = "max-calls" if used > most else None
+                kind = "max-calls" if used > max_calls else None
             text = f"call {index + 1} of its solution, {each['function']}, fails: {outcome.failure.text}"
             if outcome.failure.raised_at:
                 text += f" (raised at {outcome.failure.raised_at})"
@@ -722,4 +753,5 @@ def _by(call: Mapping[str, Any], clients: frozenset[str]) -> str:
 
 
 def _count(call: Mapping[str, Any]) -> int:
+    """Return the number of a call and of the calls nested in it."""
     return 1 + len(read_nested(call["kwargs"])[1])

@@ -1,7 +1,7 @@
 """Values for attempts, from a world and from solutions, by the name of their member or argument.
 
-These functions have no side effects, and draw in a fixed order, so equal seeds give equal values. Values are JSON.
-Values in the task's own solution are never drawn.
+These functions have no side effects, and draw in a fixed order, so equal seeds give equal values. All values are JSON.
+Values in the task's own solution are never drawn, because an attempt with them might do the task.
 """
 
 import calendar
@@ -20,9 +20,9 @@ Path = tuple[str | int, ...]
 """Path of a value within a JSON value."""
 
 MAX_NESTING = 6
-KNOWN_TEXTS = 10_000
+MAX_CACHED_TEXTS = 10_000
 OPTIONAL = 0.3  # probability that an optional argument is passed
-STEM = 5  # letters of a word that are compared
+STEM = 5  # number of letters of a word that are compared
 
 _SHAPES = (
     ("number", r"-?\d+(\.\d+)?"),
@@ -53,18 +53,18 @@ def shape(value: Any) -> str:
     return _shape_of_text(value)
 
 
-@lru_cache(maxsize=KNOWN_TEXTS)  # the tasks of a toolpack share a world
+@lru_cache(maxsize=MAX_CACHED_TEXTS)  # the tasks of a toolpack share a world
 def _shape_of_text(text: str) -> str:
     return next((name for name, pattern in _SHAPES if re.fullmatch(pattern, text)), "text")
 
 
-def replaced(value: Any, path: Path, new: Any) -> Any:
+def replace_at(value: Any, path: Path, new: Any) -> Any:
     """Return a copy of a JSON value with another value at a path."""
     if not path:
         return new
     step, *rest = path
     copy: Any = {**value} if isinstance(value, Mapping) else [*value]
-    copy[step] = replaced(value[step], tuple(rest), new)
+    copy[step] = replace_at(value[step], tuple(rest), new)
     return copy
 
 
@@ -72,7 +72,8 @@ class KnownValues:
     """Known values by name.
 
     Args:
-        sources: Worlds and arguments as JSON. The keys of an object are also values under the object's name.
+        sources: Worlds and arguments as JSON. The keys of an object with objects or lists are also values, under the
+            object's name.
         own: The values of the solution, which aren't drawn.
     """
 
@@ -83,7 +84,7 @@ class KnownValues:
             for name, value in [(name, value) for name, _, value in leaves(source)] + [*_keys(source, "")]:
                 if value is not None and value != "" and not isinstance(value, bool) and _text(value) not in used:
                     named.setdefault(name, {})[dumps(value)] = value
-        self._named = {name: [found[text] for text in sorted(found)] for name, found in named.items()}
+        self._named = {name: [values[text] for text in sorted(values)] for name, values in named.items()}
         every = {dumps(value): value for values in self._named.values() for value in values}
         self._every = [every[text] for text in sorted(every)]
         self._shaped: dict[str, list[Any]] = {}
@@ -95,14 +96,17 @@ class KnownValues:
         stem, _, last = name.rpartition("_")
         return next((self._named[each] for each in (name, f"{name}s", f"{stem}s", last) if each in self._named), ())
 
-    def of_shape(self, wanted: str) -> Sequence[Any]:
-        return self._shaped.get(wanted, ())
+    def of_shape(self, shape_name: str) -> Sequence[Any]:
+        """Return the values of a shape."""
+        return self._shaped.get(shape_name, ())
 
     def texts(self) -> Sequence[str]:
+        """Return all values as text."""
         return [str(value) for value in self._every]
 
 
 def _keys(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of objects that look like ids, each with the name above it."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(item, Mapping | list):
@@ -114,38 +118,44 @@ def _keys(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
+    """Return a value as text that is equal for equal values, such as 1 and "1.0"."""
     if shape(value) == "number":
         return str(Decimal(str(value)).normalize())
     return str(value).casefold()
 
 
-def others(value: Any, name: str, pool: KnownValues, choices: Sequence[Any], rng: Random, most: int) -> list[Any]:
+def other_values(
+    value: Any, name: str, pool: KnownValues, choices: Sequence[Any], rng: Random, max_values: int
+) -> list[Any]:
     """Return other values to try instead of a value. Values of the same name come first."""
     kind = shape(value)
-    found: list[Any] = []
+    values: list[Any] = []
     if isinstance(value, bool):
-        found = [not value]
+        values = [not value]
     elif choices:
-        found = [choice for choice in choices if choice != value]
-        rng.shuffle(found)
+        values = [choice for choice in choices if choice != value]
+        rng.shuffle(values)
     elif kind == "number":
-        found = _other_numbers(value)
-        known = [each for each in pool.named(name) if type(each) is type(value) and shape(each) == kind]
-        found[1:1] = rng.sample(known, min(1, len(known)))
+        values = _other_numbers(value)
+        named_values = [each for each in pool.named(name) if type(each) is type(value) and shape(each) == kind]
+        values[1:1] = rng.sample(named_values, min(1, len(named_values)))
     elif kind == "time":
-        found = [later for days in (1, 30) if (later := _later(value, days)) is not None]
-        found += _drawn(pool.of_shape(kind), value, rng, 1)
+        values = [later for days in (1, 30) if (later := _later(value, days)) is not None]
+        values += _drawn(pool.of_shape(kind), value, rng, 1)
     elif value is not None:
-        known = [each for each in pool.named(name) if shape(each) == kind]
-        found = _drawn(known, value, rng, most)
-        found += [each for each in _drawn(pool.of_shape(kind), value, rng, most) if each not in found]
-    return found[:most]
+        named_values = [each for each in pool.named(name) if shape(each) == kind]
+        values = _drawn(named_values, value, rng, max_values)
+        values += [each for each in _drawn(pool.of_shape(kind), value, rng, max_values) if each not in values]
+    return values[:max_values]
 
 
-def _drawn(values: Sequence[Any], value: Any, rng: Random, most: int) -> list[Any]:
-    """Return random values of the same type. Values that contain each other as text are skipped: they may be equal."""
+def _drawn(values: Sequence[Any], value: Any, rng: Random, max_values: int) -> list[Any]:
+    """Return random values of the same type.
+
+    A value that contains the other as text is skipped, because both may mean the same.
+    """
     fitting = [each for each in values if type(each) is type(value) and not _contain(str(each), str(value))]
-    return rng.sample(fitting, min(most, len(fitting)))
+    return rng.sample(fitting, min(max_values, len(fitting)))
 
 
 def _contain(one: str, other: str) -> bool:
@@ -161,6 +171,7 @@ def _other_numbers(value: Any) -> list[Any]:
 
 
 def _later(value: str, days: int) -> str | None:
+    """Return a date or time that is later by some days, in the same form. Return None if it can't be read."""
     try:
         if len(value) == len("2026-01-02"):
             return (date.fromisoformat(value) + timedelta(days=days)).isoformat()
@@ -170,14 +181,16 @@ def _later(value: str, days: int) -> str | None:
     return value[:0] + moved.isoformat(value[10:11] or "T")[: len(value)]
 
 
-def named_in(prompt: str, value: Any) -> bool:
+def is_named_in(prompt: str, value: Any) -> bool:
     """Return whether a prompt names a value."""
     if isinstance(value, bool) or value is None:
         return False
     kind = shape(value)
     if kind == "number":
-        said = {Decimal(each.replace(",", "")).normalize() for each in _NUMBER.findall(prompt) if each.count(".") <= 1}
-        return Decimal(str(value)).normalize() in said
+        mentioned = {
+            Decimal(each.replace(",", "")).normalize() for each in _NUMBER.findall(prompt) if each.count(".") <= 1
+        }
+        return Decimal(str(value)).normalize() in mentioned
     text = str(value)
     if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", prompt, re.IGNORECASE):
         return True
@@ -192,23 +205,25 @@ def named_in(prompt: str, value: Any) -> bool:
     return len(text) == len(day) and re.search(spoken, prompt, re.IGNORECASE) is not None
 
 
-def spoken_in(prompt: str, name: str) -> bool:
+def is_spoken_in(prompt: str, name: str) -> bool:
     """Return whether a prompt contains the words of a name, except is, has and was. For `is_paid`, the word is "paid".
 
     Words with the same first letters count as equal, such as "complete" and "completed".
     """
     words = [word.casefold() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
-    said = [word.casefold() for word in re.findall(r"[^\W\d_]+", prompt)]
+    mentioned = [word.casefold() for word in re.findall(r"[^\W\d_]+", prompt)]
 
-    def is_said(word: str) -> bool:
-        return any(each == word or (min(len(each), len(word)) >= STEM and each[:STEM] == word[:STEM]) for each in said)
+    def is_mentioned(word: str) -> bool:
+        return any(
+            each == word or (min(len(each), len(word)) >= STEM and each[:STEM] == word[:STEM]) for each in mentioned
+        )
 
-    telling = [word for word in words if word not in {"is", "has", "was"}]
-    return bool(telling) and all(map(is_said, telling))
+    informative = [word for word in words if word not in {"is", "has", "was"}]
+    return bool(informative) and all(map(is_mentioned, informative))
 
 
 def choices_at(schema: Mapping[str, Any], path: Path) -> Sequence[Any]:
-    """Return the values of an enum at a path of a schema; empty if the schema allows other values."""
+    """Return the values of an enum at a path of a schema, or nothing if the schema allows other values."""
     definitions = schema.get("$defs", {})
     at: Any = schema
     for step in path:
@@ -221,7 +236,10 @@ def choices_at(schema: Mapping[str, Any], path: Path) -> Sequence[Any]:
 
 
 def _plain(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema with references and choices resolved. Of several choices the first that isn't null is used."""
+    """Return a schema with references and choices resolved.
+
+    If there are several choices, use the first one that isn't null.
+    """
     for _ in range(MAX_NESTING):
         if not isinstance(schema, Mapping):
             return {}
@@ -237,15 +255,15 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def respelled(value: Any, schema: Any, definitions: Mapping[str, Any]) -> Any:
+def respell(value: Any, schema: Any, definitions: Mapping[str, Any]) -> Any:
     """Return an equal value in another spelling that the schema allows, or the value itself."""
     choices = [*_choices(schema, definitions)]
     if isinstance(value, Mapping):
         fields: Mapping[str, Any] = next((each["properties"] for each in choices if each.get("properties")), {})
-        return {key: respelled(item, fields.get(key), definitions) for key, item in value.items()}
+        return {key: respell(item, fields.get(key), definitions) for key, item in value.items()}
     if isinstance(value, list):
         items = next((each["items"] for each in choices if "items" in each), None)
-        return [respelled(item, items, definitions) for item in value]
+        return [respell(item, items, definitions) for item in value]
     number = _number(value)
     if number is not None and any(each.get("type") == "number" for each in choices):
         if isinstance(value, str):
@@ -253,9 +271,8 @@ def respelled(value: Any, schema: Any, definitions: Mapping[str, Any]) -> Any:
         return int(value) if isinstance(value, float) and value == int(value) else float(value)
     for each in choices if isinstance(value, str) else ():
         if number is not None and each.get("type") == "string" and "pattern" in each and "enum" not in each:
-            tried = [f"{number.normalize():f}", f"{value}0" if "." in value else f"{value}.0"]
-            found = next((text for text in tried if text != value and _fits(text, each)), None)
-            return value if found is None else found
+            spellings = [f"{number.normalize():f}", f"{value}0" if "." in value else f"{value}.0"]
+            return next((text for text in spellings if text != value and _fits(text, each)), value)
         if each.get("format") == "date-time" and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d", value):
             return f"{value}:00"
     return value
@@ -279,12 +296,15 @@ def _choices(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Ite
 
 
 def arguments(schema: Mapping[str, Any], pools: Sequence[KnownValues], rng: Random) -> dict[str, Any]:
-    """Return random arguments for a function: values of the first pool with fitting ones, else the simplest values."""
+    """Return random arguments for a function.
+
+    Each value comes from the first pool that has a fitting value. Without one, it is the simplest valid value.
+    """
     required = schema.get("required", ())
     drawn = {}
     for name, property_ in schema.get("properties", {}).items():
-        given = name in required or rng.random() < OPTIONAL
-        if given:
+        is_passed = name in required or rng.random() < OPTIONAL
+        if is_passed:
             drawn[name] = _draw(property_, name, schema.get("$defs", {}), pools, rng, 0)
     return drawn
 
@@ -305,15 +325,16 @@ def _draw(
                 for key, value in plain["properties"].items()
                 if key in plain.get("required", ())
             }
-    made = example(schema, definitions, 0)
-    if isinstance(made, bool) or made is None:
-        return made if made is None else rng.random() < 0.5  # noqa: PLR2004 - a coin
-    known = [*(pool.named(name) for pool in pools), *(pool.of_shape(shape(made)) for pool in pools[-1:])]
-    fitting = next(filter(None, ([each for each in values if _fits(each, plain)] for values in known)), None)
-    return rng.choice(fitting) if fitting else made
+    simple_value = example(schema, definitions, 0)
+    if isinstance(simple_value, bool) or simple_value is None:
+        return simple_value if simple_value is None else rng.random() < 0.5  # noqa: PLR2004 - a coin
+    named_values = [*(pool.named(name) for pool in pools), *(pool.of_shape(shape(simple_value)) for pool in pools[-1:])]
+    fitting = next(filter(None, ([each for each in values if _fits(each, plain)] for values in named_values)), None)
+    return rng.choice(fitting) if fitting else simple_value
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Return whether a scalar value fits a schema's type, pattern and range."""
     kinds: Mapping[str, Any] = {"string": str, "integer": int, "number": (int, float)}
     if not isinstance(value, kinds.get(schema.get("type", ""), (str, int, float))):
         return False

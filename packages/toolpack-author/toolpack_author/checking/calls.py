@@ -1,7 +1,7 @@
 """Trial calls of all functions of toolpacks, in separate processes with a time limit.
 
-A function may change global state, loop forever or exit: `check` then continues with the next function in a new
-process. Each process loads the toolpacks itself, as a worker does, because their threads wouldn't survive a fork.
+A function may loop forever or end its process. Then `check` continues with the next function in a new process. Each
+process loads the toolpacks itself, as a worker does, because threads of toolpacks wouldn't survive a fork.
 """
 
 import contextlib
@@ -18,58 +18,59 @@ from toolpack_server.features.authoring.checking.findings import Finding, TrialO
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.processes.child import Child, follow
 
-SECONDS_EACH = 3.0
-SECONDS = 30.0
+SECONDS_EACH = 3.0  # time limit of a function
+SECONDS = 30.0  # time limit of all functions together
 
-_CALLED, _RETURNED = b"called", b"returned"  # messages around a call: the time between them is the function's
+_CALLED, _RETURNED = b"was_called", b"returned"  # sent before and after a call, to measure its time
 
 
 def try_functions(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> list[Finding]:
     """Call every function and return the findings.
 
     Args:
-        load: Loads the toolpacks; called in each process.
+        load: Loads the toolpacks. It is called in each process.
     """
     findings: list[Finding] = []
-    ends = time.monotonic() + SECONDS
+    end_time = time.monotonic() + SECONDS
     done = 0
     while done < len(functions):
-        with _trying(load, functions[done:]) as child:
+        with _start_child(load, functions[done:]) as child:
             for function in functions[done:]:
-                called, answer = _answer(child, ends)
-                if answer is None and not called and time.monotonic() >= ends:
+                was_called, reply = _receive(child, end_time)
+                if reply is None and not was_called and time.monotonic() >= end_time:
                     missing = len(functions) - done
                     text = f"{missing} functions weren't called: the time limit of {SECONDS:g} s is over."
                     return [*findings, Finding("check", text)]
-                if isinstance(answer, Finding):
-                    return [*findings, answer]
+                if isinstance(reply, Finding):
+                    return [*findings, reply]
                 done += 1
-                if answer is None:
-                    findings.append(_end(child, function.location))
+                if reply is None:
+                    findings.append(_end_finding(child, function.location))
                     break
-                findings += answer
+                findings += reply
     return findings
 
 
-def _answer(child: Child, ends: float) -> tuple[bool, list[Finding] | Finding | None]:
-    """Return whether the next function was called, and its findings.
+def _receive(child: Child, end_time: float) -> tuple[bool, list[Finding] | Finding | None]:
+    """Return whether the child called the next function, and the findings on that function.
 
     The findings are None if the process has ended or takes too long, and a single `Finding` if it can't call any
     function.
     """
-    called, left = False, ends - time.monotonic()
+    was_called, seconds_left = False, end_time - time.monotonic()
     with contextlib.suppress(EOFError, OSError):
-        while child.pipe.poll(max(left, 0)):
+        while child.pipe.poll(max(seconds_left, 0)):
             message = child.pipe.recv_bytes()
-            left = ends - time.monotonic()
+            seconds_left = end_time - time.monotonic()
             if message == _CALLED:
-                called, left = True, min(SECONDS_EACH, left)
+                was_called, seconds_left = True, min(SECONDS_EACH, seconds_left)
             elif message != _RETURNED:
-                return called, pickle.loads(message)  # noqa: S301 - the child runs this program's code
-    return called, None
+                return was_called, pickle.loads(message)  # noqa: S301 - the child runs this program's code
+    return was_called, None
 
 
-def _end(child: Child, location: str) -> Finding:
+def _end_finding(child: Child, location: str) -> Finding:
+    """Return the finding on a function that didn't end in time, or that ended the process."""
     if child.is_alive() and child.pipe.poll(0):  # readable, so the child has closed its end and is about to exit
         child.wait()
     if child.is_alive():
@@ -87,7 +88,8 @@ def _end(child: Child, location: str) -> Finding:
 
 
 @contextlib.contextmanager
-def _trying(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> Iterator[Child]:
+def _start_child(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> Iterator[Child]:
+    """Start a process that calls functions, and end it after the block."""
     parent = os.getpid()
 
     def run(pipe: Connection) -> int:
@@ -109,6 +111,7 @@ def _trying(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> I
 
 
 def _try_each(load: Callable[[], Catalog], functions: Sequence[TrialOutcome], pipe: Connection) -> None:
+    """Load the toolpacks in the child process, call each function, and send the findings on each."""
     try:
         trial = Trial(load(), lambda: pipe.send_bytes(_CALLED), lambda: pipe.send_bytes(_RETURNED))
     except Exception as error:  # noqa: BLE001 - reported as a finding

@@ -1,7 +1,8 @@
 """Arguments for trial calls, made from a function's JSON Schema.
 
-In order of preference: the author's examples, defaults, values from the environment with the parameter's name, and the
-simplest value that the schema allows. Nothing is random, so a repeated check has the same findings.
+In order of preference, a value is one of: the author's examples, defaults, values from the environment with the
+parameter's name, and the simplest value that the schema allows. Nothing is random, so a repeated check has the same
+findings.
 """
 
 import math
@@ -15,7 +16,7 @@ from toolpack_server.functions.signatures import NEEDED
 from toolpack_server.snapshots.graph import children, walk
 
 MAX_NESTING = 8
-MAX_OBJECTS = 5_000  # of an environment that are searched for values
+MAX_OBJECTS = 5_000  # max number of an environment's objects that are searched for values
 
 _FORMATS = {
     "date-time": "2026-01-02T12:00:00Z",
@@ -30,7 +31,7 @@ _FORMATS = {
     "regex": "a",
     "json-string": "{}",
 }
-_LIKELY = (
+_CANDIDATES = (
     *("text", "Text", "TEXT", "t", "T", "1", "12", "123", "1234", "12345", "12.50"),
     *("12:00", "2026-01-02", "2026-01-02 12:00"),
     *("ann@example.com", "https://example.com/", "DE02120300000000202051", "+4915112345678", "192.0.2.1", "#ff8800"),
@@ -45,14 +46,14 @@ def known_values(environment: Any) -> dict[str, list[Any]]:
 
     Keys of a dict are listed under the name of the dict's attribute, and under "".
     """
-    known: dict[str, list[Any]] = {}
+    values_by_name: dict[str, list[Any]] = {}
     for number, (path, _, holder) in enumerate(walk(environment)):
         if number > MAX_OBJECTS:
             break
         if path.endswith(".model_fields_set"):
             continue
         attribute = path.rpartition(".")[2].partition("[")[0]
-        # Iterates over the holder's children, because one string may have several holders: a key that is also an `id`.
+        # One string may have several holders, such as a key that is also an `id`, so look at the children of each.
         for step, value in children(holder):
             if type(value) not in (str, int, float):
                 continue
@@ -62,25 +63,28 @@ def known_values(environment: Any) -> dict[str, list[Any]]:
             elif isinstance(holder, dict) and step.startswith("['"):
                 names.append(step[2:-2])
             for name in names:
-                known.setdefault(name, []).append(value)
-    return known
+                values_by_name.setdefault(name, []).append(value)
+    return values_by_name
 
 
-def example_arguments(model: type[BaseModel], known: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield sets of arguments: the required ones with values of the environment, then all with made-up values."""
+def example_arguments(model: type[BaseModel], values_by_name: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield two sets of arguments: the required ones with values of the environment, then all with made-up values.
+
+    Arguments that the model refuses, and a second equal set, are left out.
+    """
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
     required = schema.get("required", [])
-    seen: list[dict[str, Any]] = []
-    for names, values in ((required, known), (schema.get("properties", {}), {})):
+    yielded: list[dict[str, Any]] = []
+    for names, values in ((required, values_by_name), (schema.get("properties", {}), {})):
         arguments = {}
         for name in names:
             value = _from_environment(schema["properties"][name], name, values)
             if value is _MISSING:
                 value = example(schema["properties"][name], definitions, 0)
             arguments[name] = value
-        if arguments not in seen and _fits(model, arguments):
-            seen.append(arguments)
+        if arguments not in yielded and _fits(model, arguments):
+            yielded.append(arguments)
             yield arguments
 
 
@@ -106,14 +110,15 @@ def _fits(model: type[BaseModel], arguments: dict[str, Any]) -> bool:
     return True
 
 
-def _from_environment(schema: Mapping[str, Any], name: str, known: Mapping[str, list[Any]]) -> Any:
+def _from_environment(schema: Mapping[str, Any], name: str, values_by_name: Mapping[str, list[Any]]) -> Any:
+    """Return a value of the environment with the parameter's name and type, or `_MISSING`."""
     if "examples" in schema or "enum" in schema:
         return _MISSING
     kinds = {"string": str, "integer": int, "number": float}
     kind = kinds.get(schema.get("type", ""))
     stem, _, last = name.rpartition("_")
     for candidate in (name, f"{name}s", f"{stem}s", last, ""):  # `user_id` may be a key of `users`
-        for value in known.get(candidate, ()):
+        for value in values_by_name.get(candidate, ()):
             if kind is not None and type(value) is kind:
                 return value
     return _MISSING
@@ -144,6 +149,7 @@ def example(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
 
 
 def _author_value(schema: Mapping[str, Any]) -> Any:
+    """Return a value that the author's schema names, or `_MISSING`."""
     for name in ("examples", "enum"):
         if schema.get(name):
             return schema[name][0]
@@ -153,7 +159,7 @@ def _author_value(schema: Mapping[str, Any]) -> Any:
 def _text(schema: Mapping[str, Any]) -> str:
     text = _FORMATS.get(schema.get("format", ""), "text")
     if "pattern" in schema:
-        text = next((likely for likely in _LIKELY if _matches(schema["pattern"], likely)), text)
+        text = next((candidate for candidate in _CANDIDATES if _matches(schema["pattern"], candidate)), text)
     text = text.ljust(schema.get("minLength", 0), "x")
     longest = schema.get("maxLength")
     return text if longest is None else text[:longest]

@@ -1,7 +1,7 @@
-"""Detection of changes outside of the environment: variables of modules, and some state of the process.
+"""Detection of changes outside of the environment: in variables of modules, and in some state of the process.
 
-State is copied and compared before and after a call. Changes of objects that can't be copied or compared (connections,
-iterators, state inside of libraries) aren't detected.
+All sessions share such state, and no reset restores it. It is copied and compared before and after a call. Changes of
+objects that can't be copied or compared (connections, iterators, state inside of libraries) aren't detected.
 """
 
 import copy
@@ -21,48 +21,51 @@ from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.comparison import first_difference
 from toolpack_server.snapshots.graph import walk
 
-MAX_OBJECTS = 20_000  # of one variable
-_CACHED = ": what it caches"
+MAX_OBJECTS = 20_000  # a variable with more objects isn't compared
+_CACHE_SUFFIX = ": what it caches"
 _NO_STATE = (str, int, float, bool, bytes, type(None))
 _SKIPPED = (ModuleType, type, FunctionType, Toolpack, property, classmethod, staticmethod, MemberDescriptorType)
 
 
 class Variable(NamedTuple):
-    """A variable that functions share, and therefore their sessions."""
+    """A variable outside of the environment, which all sessions share."""
 
     shown: str  # name in findings
-    subject: str
+    subject: str  # name that identifies the variable, to merge findings
     identity: int = 0  # to distinguish objects of the same name
 
 
 class SharedState:
+    """Copies of the variables that functions use, to find changes."""
+
     def __init__(self, functions: Iterable[Any]) -> None:
         self._functions = [function for function in functions if isinstance(function, FunctionType)]
         self._before: dict[Variable, Any] = {}
         for name, value in self._variables():
-            self._keep(name, value)
+            self._store_copy(name, value)
         self._seen = {name for name, _ in self._variables()}
 
     def changes(self) -> list[Variable]:
         """Return the variables that changed since the last call of this method, and new module variables.
 
-        A new entry of a cache doesn't count, because that is the cache's purpose. A later change of the entry does.
+        A new entry of a cache isn't a change, because caches exist for new entries. A later change of the entry is one.
         """
         changed = []
         now = dict(self._variables())
         for name in now.keys() - self._seen:
-            self._keep(name, now[name])
-            if name in self._before and not name.shown.endswith(_CACHED):
+            self._store_copy(name, now[name])
+            if name in self._before and not name.shown.endswith(_CACHE_SUFFIX):
                 changed.append(name)
         self._seen |= now.keys()
         for name, before in [*self._before.items()]:
             value = now.get(name)
             if type(value) is not type(before) or first_difference(before, value):
                 changed.append(name)
-                self._keep(name, value)
+                self._store_copy(name, value)
         return changed
 
-    def _keep(self, name: Variable, value: Any) -> None:
+    def _store_copy(self, name: Variable, value: Any) -> None:
+        """Store a copy for the next comparison, unless the value is too large or can't be copied exactly."""
         self._before.pop(name, None)
         try:
             size = 0 if isinstance(value, _NO_STATE) else sum(1 for _ in islice(walk(value), MAX_OBJECTS))
@@ -73,6 +76,7 @@ class SharedState:
             return
 
     def _variables(self) -> Iterator[tuple[Variable, Any]]:
+        """Yield the variables: of the functions' modules, of their closures, and of the process."""
         modules = {function.__module__ for function in self._functions}
         for module in sorted(modules & sys.modules.keys()):
             yield from _state_of(vars(sys.modules[module]), module, "", self._functions)
@@ -96,43 +100,47 @@ def _state_of(
         if name.startswith("__") or (owner and (name.startswith(("_abc_", "model_")) or callable(value))):
             continue
         if isinstance(value, type) and value.__module__ == module and not owner:
-            kept = getattr(value, "__class_vars__", None) if issubclass(value, BaseModel) else None
-            held = {key: item for key, item in vars(value).items() if kept is None or key in kept}
-            yield from _state_of(held, module, name)
+            class_variables = getattr(value, "__class_vars__", None) if issubclass(value, BaseModel) else None
+            attributes = {
+                key: item for key, item in vars(value).items() if class_variables is None or key in class_variables
+            }
+            yield from _state_of(attributes, module, name)
         elif isinstance(value, FunctionType) and value.__module__ == module:
             yield from _state_of(vars(value), module, name)
             defaults = [each for each in value.__defaults__ or () if not isinstance(each, (*_SKIPPED, *_NO_STATE))]
             if defaults and not owner and value not in registered:
                 yield Variable(f"{module}.{name}: defaults", name), defaults
         elif isinstance(value, functools._lru_cache_wrapper):  # noqa: SLF001 - the type has no public name
-            for result in _cached(value):
-                shown = f"{module}.{owner and f'{owner}.'}{name}{_CACHED}"
+            for result in _cached_results(value):
+                shown = f"{module}.{owner and f'{owner}.'}{name}{_CACHE_SUFFIX}"
                 yield Variable(shown, owner or name, id(result)), result
             continue
         if not isinstance(value, _SKIPPED):
             yield Variable(f"{module}.{owner and f'{owner}.'}{name}", owner or name), value
 
 
-def _cached(function: Any) -> list[Any]:
+def _cached_results(function: Any) -> list[Any]:
     """Return the mutable results in a `functools.cache` or `lru_cache`.
 
-    The garbage collector lists them as referents: in the dictionary of an unbounded cache, and beside the dictionary of
-    a bounded one.
+    A cache has no public access to its results, but the garbage collector lists them as its referents. They are in the
+    dictionary of an unbounded cache, and beside the dictionary of a bounded one.
     """
     if not function.cache_info().currsize:
         return []
-    held = [each for each in gc.get_referents(function) if each is not vars(function)]
+    attributes = [each for each in gc.get_referents(function) if each is not vars(function)]
     if function.cache_parameters()["maxsize"] is None:
-        held = [value for cache in held if isinstance(cache, dict) for value in cache.values()]
-    mutable = [each for each in held if isinstance(each, dict | list | set | bytearray)]
-    return [each for each in mutable if not (isinstance(each, dict) and _is_of_links(each))]
+        attributes = [value for cache in attributes if isinstance(cache, dict) for value in cache.values()]
+    mutable = [each for each in attributes if isinstance(each, dict | list | set | bytearray)]
+    return [each for each in mutable if not (isinstance(each, dict) and _is_linked_list(each))]
 
 
-def _is_of_links(cache: dict[Any, Any]) -> bool:
+def _is_linked_list(cache: dict[Any, Any]) -> bool:
+    """Return whether a dictionary belongs to a bounded cache: its values are links, not results."""
     return any(type(value).__name__ == "_lru_list_elem" for value in cache.values())
 
 
 def _folder() -> str:
+    """Return the current folder, or "" if it was deleted."""
     try:
         return os.getcwd()  # noqa: PTH109 - only compared
     except OSError:

@@ -1,7 +1,8 @@
 """Trial calls of functions on a throw-away environment, with findings on their mistakes.
 
-A trial call takes the same path as a call in a session, so it has the same problems. Exceptions that the made-up
-arguments may have caused aren't findings. Exceptions that are mistakes with any arguments are.
+A trial call takes the same path as a call in a session, so it has the same problems. An exception that the made-up
+arguments may have caused isn't a finding. An exception such as NameError is a finding, because no arguments should
+cause it.
 """
 
 import dis
@@ -49,14 +50,16 @@ SHOWN_ARGUMENTS = 200
 
 MISTAKES = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
 """Exceptions that valid arguments should never cause."""
-ENDS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
+ENDS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")  # exceptions that would end a thread or a process
 NO_FIELD = 'object has no field "'  # part of pydantic's ValueError for an unknown field
 
 
 leave_out(Path(__file__).parent)
 
 
-class _TriedRuntime(SessionRuntime):
+class _TrialRuntime(SessionRuntime):
+    """Runtime that stores the function's result, and weak references to the objects that the call lent it."""
+
     returned: Any = None
     lent: "Sequence[tuple[str, weakref.ref[Any]]]" = ()  # objects that must not outlive the call, with their type names
 
@@ -93,6 +96,7 @@ class Trial:
         self._shared = SharedState(inspect.unwrap(function) for function in functions)
 
     def run(self, toolpack: str, name: str) -> list[Finding]:
+        """Call a function with each set of arguments, and return the findings on it."""
         pack = self._catalog.toolpacks[toolpack]
         function = pack.functions[name]
         where = location_of(function.function)
@@ -102,8 +106,8 @@ class Trial:
             return [Finding(pack.location, f"no session of {pack.name!r} can be created: {error}", is_problem=True)]
         if built is None:
             return []
-        tried = [*example_arguments(function.function.parameters, self._known[pack.name])]
-        if not tried:
+        argument_sets = [*example_arguments(function.function.parameters, self._known[pack.name])]
+        if not argument_sets:
             return [
                 Finding(
                     where,
@@ -111,27 +115,30 @@ class Trial:
                     "Annotated[str, Field(examples=['a'])].",
                 )
             ]
-        declarations = _wrong_declarations(function, self._environments[pack.name], where)
-        found = {finding.what: finding for finding in declarations}
-        for arguments in tried:
+        declarations = _declaration_findings(function, self._environments[pack.name], where)
+        findings = {finding.what: finding for finding in declarations}
+        for arguments in argument_sets:
             for finding in self._call(pack, function, arguments, built, where):
-                found.setdefault(finding.what, finding)
-        return [*found.values()]
+                findings.setdefault(finding.what, finding)
+        return [*findings.values()]
 
     def close(self) -> None:
         """Remove the files in the scratch folder."""
         self._scratch.close()
 
     def _environment(self, pack: Toolpack) -> Built | None:
-        """Return the environment for the calls of a toolpack's functions; None if building it fails."""
+        """Return the environment for the calls of a toolpack's functions, or None if building it fails.
+
+        Options that prepare instances of classes get made-up values. If these don't fit, the default options are used.
+        """
         if pack.name not in self._built:
             self._built[pack.name], self._known[pack.name] = None, {}
-            needed = example_options(pack.options)
-            built = self._build(pack, needed) if needed else None
+            needed_options = example_options(pack.options)
+            built = self._build(pack, needed_options) if needed_options else None
             if built is None:
                 built = self._build(pack, next(example_arguments(pack.options, {}), {}) if pack.options else {})
-                if needed and built is not None:
-                    self._unprepared[pack.name] = needed
+                if needed_options and built is not None:
+                    self._unprepared[pack.name] = needed_options
             if built is None:
                 return None
             parts = {part: self._codec.decode(part, *blob) for part, blob in built.items() if not is_piece(part)}
@@ -142,6 +149,7 @@ class Trial:
         return self._built[pack.name]
 
     def _build(self, pack: Toolpack, options: Mapping[str, Any]) -> Built | None:
+        """Build the environment with these options, or return None if that fails."""
         try:
             return build(self._context, pack.name, options)
         except (InvalidParamsError, SnapshotError, TooLargeError):
@@ -150,9 +158,9 @@ class Trial:
     def _call(
         self, pack: Toolpack, function: PackFunction, arguments: dict[str, Any], built: Built, where: str
     ) -> list[Finding]:
-        runtime = _TriedRuntime(pack.functions, 30.0, ReadOnlyChecks(always=True), tracebacks=True)
+        runtime = _TrialRuntime(pack.functions, 30.0, ReadOnlyChecks(always=True), tracebacks=True)
         blobs = {part: blob for part, (_, blob) in built.items()}
-        # Decoded before `_called`: afterwards the time counts as the function's.
+        # Decode before `_called`, because time after that counts as the function's.
         live = {part: self._codec.decode(part, *blob) for part, blob in built.items() if not is_piece(part)}
         snapshot = Snapshot({part: blob_id for part, (blob_id, _) in built.items()}, blobs, live)
         plan = runtime.plan(function.name, arguments)
@@ -161,19 +169,19 @@ class Trial:
         self._called()
         outcome = call(plan, snapshot, self._context)
         called = f" (called with {_shown(arguments)})"
-        found = _failures(outcome, where, called, made_up=bool(arguments))
+        findings = _failure_findings(outcome, where, called, made_up=bool(arguments))
         failure = outcome.failure
         if pack.name in self._unprepared and failure and failure.kind == "AttributeError":
-            found = self._say_unprepared(pack)
-        elif failure and found:
-            found = self._say_unset(pack, function.name, failure.cause, found)
+            findings = self._unprepared_findings(pack)
+        elif failure and findings:
+            findings = self._unset_findings(pack, function.name, failure.cause, findings)
         if failure is None:
-            found += _wrong_type(function, runtime.returned, where, called)
-            found += _kept(runtime, where, called)
+            findings += _type_findings(function, runtime.returned, where, called)
+            findings += _kept_findings(runtime, where, called)
         if watch.leaves_work({pack.name: None}):
             advice = "wait for it, since what it does later is lost."
-            found.append(Finding(where, "it leaves a thread at work", advice, called))
-        found += [
+            findings.append(Finding(where, "it leaves a thread at work", advice, called))
+        findings += [
             Finding(
                 where,
                 f"it changes `{changed.shown}`",
@@ -184,37 +192,43 @@ class Trial:
             )
             for changed in self._shared.changes()
         ]
-        return found
+        return findings
 
-    def _say_unset(
-        self, pack: Toolpack, function: str, error: BaseException | None, found: list[Finding]
+    def _unset_findings(
+        self, pack: Toolpack, function: str, error: BaseException | None, findings: list[Finding]
     ) -> list[Finding]:
-        """Return one finding per toolpack and method: functions need an attribute that only this method sets."""
+        """Return the findings, with other advice if the function needs an attribute that only one method sets.
+
+        Each such method is reported only for the first function that needs it.
+        """
         setter = _setter(type(error.obj), error.name or "") if isinstance(error, AttributeError) else ""
         if not pack.holds_instances or not setter:
-            return found
+            return findings
         if self._unset.setdefault((pack.name, setter), function) != function:
             return []
         option = f'pass options="{setter}" to the toolpack, or ' if setter.startswith("_") else ""
         advice = f"`{setter}` sets it, but wasn't called: {option}set it in `__init__`. Others may need it, too."
-        return [replace(finding, advice=advice) for finding in found]
+        return [replace(finding, advice=advice) for finding in findings]
 
-    def _say_unprepared(self, pack: Toolpack) -> list[Finding]:
-        """Return one finding per toolpack: its functions need options, but no made-up options fit."""
-        tried, self._unprepared[pack.name] = self._unprepared[pack.name], {}
-        if not tried:
+    def _unprepared_findings(self, pack: Toolpack) -> list[Finding]:
+        """Return a finding that no made-up options fit the toolpack, but only once per toolpack."""
+        options, self._unprepared[pack.name] = self._unprepared[pack.name], {}
+        if not options:
             return []
         return [
             Finding(
                 pack.location,
-                f"functions of {pack.name!r} can't be tried, because made-up options such as {_shown(tried)} don't "
+                f"functions of {pack.name!r} can't be tried, because made-up options such as {_shown(options)} don't "
                 "fit: make the toolpack with options= of a function whose options have defaults.",
             )
         ]
 
 
 def _setter(kind: type, attribute: str) -> str:
-    """Return the name of a method that sets an attribute, a private one if there are several; "" if there is none."""
+    """Return the name of a method that sets an attribute, or "". A private method is preferred.
+
+    Return "" also if `__init__` sets the attribute: then it isn't missing for lack of a call.
+    """
     names = [
         name
         for name, method in inspect.getmembers(kind, inspect.isfunction)
@@ -224,12 +238,12 @@ def _setter(kind: type, attribute: str) -> str:
 
 
 def _type_of(volume: Any, lent: Any) -> str:
-    wanted = next((kind for kind in volume.alternative_types if isinstance(lent, kind)), type(lent))
-    return f"{wanted.__module__}.{wanted.__qualname__}"
+    shown_type = next((kind for kind in volume.alternative_types if isinstance(lent, kind)), type(lent))
+    return f"{shown_type.__module__}.{shown_type.__qualname__}"
 
 
-def _kept(runtime: _TriedRuntime, where: str, called: str) -> list[Finding]:
-    """Return a finding if a reference to an object of the call, which is closed now, still exists."""
+def _kept_findings(runtime: _TrialRuntime, where: str, called: str) -> list[Finding]:
+    """Return a finding if the function kept an object of its call, such as a connection, that is closed now."""
     if runtime.lent:
         gc.collect()
     types = [name for name, lent in runtime.lent if lent() is not None]
@@ -245,7 +259,8 @@ def _kept(runtime: _TriedRuntime, where: str, called: str) -> list[Finding]:
     ]
 
 
-def _failures(outcome: Outcome, where: str, called: str, *, made_up: bool) -> list[Finding]:
+def _failure_findings(outcome: Outcome, where: str, called: str, *, made_up: bool) -> list[Finding]:
+    """Return the findings on a failed call. If its arguments were made up, an exception may be their fault."""
     failure = outcome.failure
     if failure is None:
         return []
@@ -272,7 +287,8 @@ def _failures(outcome: Outcome, where: str, called: str, *, made_up: bool) -> li
     return [] if made_up else [Finding(where, text, details=failure.traceback)]
 
 
-def _wrong_type(function: PackFunction, value: Any, where: str, called: str) -> list[Finding]:
+def _type_findings(function: PackFunction, value: Any, where: str, called: str) -> list[Finding]:
+    """Return a finding if a result doesn't fit the function's return annotation."""
     annotated = function.function.return_type
     what = None if annotated is None or annotated is Any else _mismatch(annotated, value)
     if what is None:
@@ -281,9 +297,9 @@ def _wrong_type(function: PackFunction, value: Any, where: str, called: str) -> 
     return [Finding(where, what, "correct one of the two.", called)]
 
 
-def _wrong_declarations(function: PackFunction, environment: Any, where: str) -> list[Finding]:
-    """Return findings on parameters whose annotation doesn't fit their dependency or their default."""
-    found = []
+def _declaration_findings(function: PackFunction, environment: Any, where: str) -> list[Finding]:
+    """Return findings on parameters with a dependency or a default that doesn't fit the annotation."""
+    findings = []
     try:
         hints = get_type_hints(function.function.run)
     except Exception:  # noqa: BLE001 - a ready function may have unreadable hints
@@ -295,7 +311,7 @@ def _wrong_declarations(function: PackFunction, environment: Any, where: str) ->
         what = _mismatch(hints[name], getattr(environment, attribute))
         if what:
             text = f"parameter `{name}` is annotated `{_type_name(hints[name])}`, but env.{attribute} is {what}"
-            found.append(Finding(where, f"{text}: correct one of the two."))
+            findings.append(Finding(where, f"{text}: correct one of the two."))
     for name, field in function.function.parameters.model_fields.items():
         if field.is_required() or field.default is None or field.default_factory is not None:
             continue
@@ -305,14 +321,14 @@ def _wrong_declarations(function: PackFunction, environment: Any, where: str) ->
             wrong = [problem["msg"] for problem in error.errors() if problem["loc"][:1] == (name,)]
             if wrong:
                 text = f"the default of parameter `{name}` doesn't fit its type ({wrong[0]}): correct one of the two."
-                found.append(Finding(where, text))
+                findings.append(Finding(where, text))
         except Exception:  # noqa: BLE001, S112 - an author's validator may raise anything
             continue
-    return found
+    return findings
 
 
 def _mismatch(annotated: Any, value: Any) -> str | None:
-    """Return the description of a value that doesn't fit a type; None if it fits or can't be checked."""
+    """Return the description of a value that doesn't fit a type, or None if it fits or can't be checked."""
     try:
         TypeAdapter(annotated).validate_python(value, strict=True)
     except ValidationError as error:
