@@ -1,7 +1,7 @@
-"""Forked child process with a pipe to its parent.
+"""Forked child process with a pipe to its parent: the base of workers and other processes of the server.
 
-It is forked with `os.fork`. `multiprocessing` would leak open files if a fork fails, and would consider a process alive
-as long as one of that process's own children is alive.
+The child is forked with `os.fork`. The class `multiprocessing.Process` would leak open files if a fork fails, and would
+consider a process alive as long as one of that process's own children is alive.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from types import FrameType
 from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-END_SECONDS = 10.0  # max time from the end of its pipe to the end of the process, which may write a core dump
-TICK_SECONDS = 0.01
+END_SECONDS = 10.0  # max time from the end of the pipe to the end of the process, which may write a core dump
+TICK_SECONDS = 0.01  # between two looks whether the process has ended
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,11 +38,12 @@ class Child:
         self.exit_code: int | None = None  # in the form of `subprocess`; None while the child runs
         self.pipe, end = multiprocessing.Pipe()
         flush_streams()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the child handles them itself
+        # The child inherits the parent's signal handlers. So it gets no stop signal until it has set its own.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _live(run, end, [self.pipe, *others])
+                _run_child(run, end, [self.pipe, *others])
         except OSError:
             self.pipe.close()
             raise
@@ -77,7 +78,7 @@ class Child:
     def wait(self) -> str:
         """Wait for the end of a child whose pipe was closed, and return how it ended: `signal 11` or `status 1`.
 
-        A child that goes on after closing all its open files is killed.
+        A child that goes on for `END_SECONDS` after closing its pipe is killed.
         """
         deadline = time.monotonic() + END_SECONDS
         while self.is_alive():
@@ -96,7 +97,8 @@ class Child:
         self.pipe.close()
 
 
-def _live(run: Callable[[Connection], int], pipe: Connection, inherited: list[Connection]) -> NoReturn:
+def _run_child(run: Callable[[Connection], int], pipe: Connection, inherited: list[Connection]) -> NoReturn:
+    """Close the parent's ends of pipes in the new process, call `run`, and end the process."""
     status = 1
     try:
         for other in inherited:
@@ -104,7 +106,7 @@ def _live(run: Callable[[Connection], int], pipe: Connection, inherited: list[Co
         status = run(pipe)
     finally:
         flush_streams()
-        # `sys.exit` could wait for threads that are stuck in a function.
+        # Not `sys.exit`, which could wait for threads that are stuck in a function.
         os._exit(status)
 
 
@@ -143,7 +145,7 @@ def follow(parent: int) -> None:
     The child calls this after setting its signal handlers. The parent may have ended already.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    with contextlib.suppress(OSError, AttributeError):  # only on Linux; elsewhere the child notices at the pipe
+    with contextlib.suppress(OSError, AttributeError):  # only on Linux; elsewhere the end of the pipe tells the child
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # after `prctl`: the parent may end before it or after it
         os._exit(1)

@@ -1,7 +1,7 @@
-"""CPU time of a silent process, to tell a hanging process from one that gets no CPU.
+"""CPU time of a silent process, by which its supervisor can tell whether the process hangs or only gets no CPU.
 
-On a busy machine, or under a CPU limit, a healthy process may not run for many seconds. So only its CPU time counts
-while it is runnable, and wall-clock time counts while it sleeps. On systems without `/proc`, wall-clock time counts.
+On a busy machine, or under a CPU limit, a healthy process may not run for many seconds. So only CPU time counts while
+the process is runnable, and wall-clock time counts while it sleeps. On systems without `/proc`, wall-clock time counts.
 """
 
 import os
@@ -34,5 +34,5 @@ class CpuTime:
 
 
 def _fields(path: Path) -> list[str]:
-    """Return the fields of proc_pid_stat(5) from the state on. The name before it may contain any character."""
+    """Return the fields of proc_pid_stat(5) from the state on. The name before the state may contain any character."""
     return path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -1,12 +1,15 @@
 """HTTP server with a graceful shutdown, which loses no call, answer or connection.
 
-- A *stopped* worker reports that it isn't ready, and serves as before for `shutdown_delay_seconds`, until load
-  balancers have noticed. Then it still accepts connections but answers 503, until no call runs or `drain_seconds` have
-  passed.
-- A *retired* worker leaves new connections to its replacement, and answers all requests on its own connections.
+There are two ways to end:
 
-Every request gets a JSON answer, and each answer closes its connection. At the end, idle connections stay open for a
-moment, because a request may be arriving.
+- A *stopped* worker got a signal. It reports that it isn't ready, and serves as before for `shutdown_delay_seconds`, so
+  that load balancers notice. Then it still accepts connections but answers 503, until no call runs or `drain_seconds`
+  have passed. A further SIGINT *hurries* it: it doesn't wait for running calls.
+- A *retired* worker was replaced. It leaves new connections to its replacement, and answers all requests on its own
+  connections.
+
+In both cases, every request gets a JSON answer, and each answer closes its connection. At the end, idle connections
+stay open for a moment, because a request may be arriving.
 """
 
 import asyncio
@@ -26,8 +29,8 @@ from toolpack_server.processes.pipe import SupervisorPipe
 from toolpack_server.web.endpoints import Gateway
 from toolpack_server.web.http_server import HttpServer
 
-LINGER_SECONDS = 0.5  # for requests that are arriving, and for responses that are being sent
-CANCEL_SECONDS = 0.2  # for answers to cancelled requests
+LINGER_SECONDS = 0.5  # wait for requests that are arriving, and for responses that are being sent
+CANCEL_SECONDS = 0.2  # wait for the answers to cancelled requests
 POLL_SECONDS = 0.01
 
 
@@ -46,7 +49,7 @@ class DrainingServer(HttpServer):
         run_after_fork(self.close_in_child)
 
     def handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop at a signal. The main thread calls this; another thread runs the loop."""
+        """Stop at a signal. The main thread calls this, because no other thread may. Another thread runs the loop."""
 
         def handle(number: int, frame: FrameType | None) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -62,7 +65,7 @@ class DrainingServer(HttpServer):
         if not self._stopped:
             self._refuse_at = time.monotonic() + self._service.settings.shutdown_delay_seconds
         self._stopped = self._gateway.leaving = True
-        self.close_with_next_answer()  # so that clients reconnect, to other servers
+        self.close_with_next_answer()  # so that clients connect again, and load balancers choose another server
         self._leave()
 
     async def on_tick(self, counter: int) -> bool:
@@ -86,7 +89,11 @@ class DrainingServer(HttpServer):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer the remaining requests, then close all connections."""
+        """Answer the remaining requests, then close all connections.
+
+        The order loses no request: refuse new calls, stop the threads, accept the connections that wait in the
+        system's queue, and give requests and answers on their way a moment.
+        """
         retired = not self._stopped  # a retired worker has waited for idle connections already
         self._gateway.ready = False
         self._drain()
@@ -105,7 +112,7 @@ class DrainingServer(HttpServer):
         signal.set_wakeup_fd(-1)
 
     def _leave(self) -> None:
-        """Refuse new requests when load balancers have had the time to notice."""
+        """Refuse new requests if load balancers have had the time to notice that this server isn't ready."""
         if time.monotonic() >= self._refuse_at:
             self._gateway.ready = False
             self._drain()
@@ -127,12 +134,14 @@ class DrainingServer(HttpServer):
         if self._stopped:
             return True
         # A retired worker may have accepted a connection that isn't counted yet, so it waits a moment. It also waits
-        # for idle connections, which time out after some seconds, unless its replacement needs the store (`exclusive`).
+        # for idle connections, which time out after some seconds. But if only one process may use the store
+        # (`exclusive`), its replacement waits for the store, so idle connections aren't waited for.
         is_quiet = now - self._quiet_since > LINGER_SECONDS
         return is_quiet and (self._service.settings.exclusive or not self.connections())
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until a condition holds, but at most about so many seconds."""
     # Count loop iterations, not seconds: data that arrived while this process was suspended must still be read.
     for _ in range(round(seconds / POLL_SECONDS)):
         if condition():

@@ -1,8 +1,8 @@
 """Process that logs how the server ended if the server was killed and couldn't log it.
 
-If the supervisor is killed, its workers end, too. So this process, the exit logger, is forked before the server does
-anything else. It runs only this module, and ends after the server. It forks twice, so it isn't a child of the server,
-whose children are its workers.
+If the supervisor is killed, its workers end, too, so another process must write the log line: the exit logger. It is
+forked before the server does anything else, runs only this module, and ends after the server. It forks twice, so that
+it isn't a child of the server: the server's children are its workers.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def log_exit_of(settings: Settings) -> Iterator[None]:
     if not hasattr(os, "pidfd_open"):
         yield
         return
-    server, has_left = os.getpid(), mmap.mmap(-1, 1)
+    server, has_left = os.getpid(), mmap.mmap(-1, 1)  # a byte of shared memory: 1 after the block, so nothing is logged
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads of the process don't matter here
         child = os.fork()

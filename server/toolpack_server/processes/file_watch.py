@@ -1,7 +1,7 @@
-"""Process that reports changed Python files in folders.
+"""Process that reports changed Python files in folders, for `serve --reload`.
 
-The library `watchfiles` starts native threads. It runs in a process of its own, because the parent forks, which is safe
-only without threads. The process imports no toolpack.
+The library `watchfiles` starts native threads. Its parent forks, which is safe only without threads. So the library
+runs in a process of its own, which imports no toolpack.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from toolpack_server.base.errors import SettingsError, StartError
 from toolpack_server.processes.child import Child, set_up_child
 
-SETTLE_MS = 100  # without a change before a report: an editor or a checkout writes several files
+SETTLE_MS = 100  # time without a change before a report, because an editor or a checkout writes several files
 CHECK_MS = 250  # between two checks that the parent still runs and no folder was replaced
 
 Files = dict[str, tuple[int, int, int]]
@@ -83,6 +83,7 @@ def _report(folders: Sequence[Path], pipe: Connection, parent: int) -> int:
                 break
             if not may_differ:
                 continue
+            # Compare the files themselves, because the library also reports changes of other files and folders.
             files = python_files(folders)
             changed = set() if before is None else {path for path, _ in files.items() ^ before.items()}
             if changed or before is None:

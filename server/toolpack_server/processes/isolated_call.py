@@ -1,8 +1,8 @@
-"""Calls that run in a short-lived process, so that their side effects end with it.
+"""Calls that run in a short-lived process, so that their side effects end with the process.
 
 Native libraries start threads when they are imported or used. A fork doesn't copy threads, so a process that is forked
-afterwards may wait for them forever. Therefore a process that forks workers runs no toolpack code: it loads and checks
-toolpacks in an isolated call.
+afterwards may wait for these threads forever. So a process that forks workers runs no toolpack code: it loads and
+checks toolpacks in an isolated call.
 """
 
 import json
@@ -28,7 +28,10 @@ class Loaded(NamedTuple):
 
 
 def load(settings: Settings) -> Loaded:
-    """Load and check the toolpacks: in this process if it will serve itself, else in an isolated call.
+    """Load and check the toolpacks.
+
+    Without a persistent store, this process itself will serve, so it loads them here. Otherwise it will fork workers,
+    so it loads them in an isolated call.
 
     Raises:
         RegistrationError: The first problem of the toolpacks.
@@ -38,13 +41,13 @@ def load(settings: Settings) -> Loaded:
         catalog = catalog_of(settings)
         return Loaded(catalog.inventory(), catalog)
 
-    def find() -> Any:
+    def load_inventory() -> Any:
         try:
             return {"inventory": catalog_of(settings).inventory().to_json()}
         except RegistrationError as error:
             return {"problem": str(error)}
 
-    result = run_isolated(find)
+    result = run_isolated(load_inventory)
     if "problem" in result:
         raise RegistrationError(result["problem"])
     return Loaded(Inventory.from_json(result["inventory"]), None)

@@ -1,6 +1,7 @@
 """Listening socket that all workers share.
 
-It is opened once, before the first worker starts, and stays open while workers are replaced.
+The socket is opened once, before the first worker starts. It stays open while workers are replaced, so no connection is
+refused meanwhile.
 """
 
 import errno

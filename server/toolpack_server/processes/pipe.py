@@ -1,7 +1,8 @@
 """Pipe between a worker and its supervisor.
 
-It lets the supervisor distinguish a worker that computes for long from one that hangs, and lets a worker end only when
-its replacement serves. A message is one of the words below. A worker whose supervisor has ended exits at once.
+A worker sends heartbeats, by which the supervisor can tell a worker that computes for long from a worker that hangs.
+The supervisor tells a worker to end when its replacement serves. The messages are the words below. If the supervisor
+ends, the pipe breaks, and the worker exits at once.
 """
 
 import os
@@ -19,7 +20,7 @@ RETIRE, HURRY = b"retire", b"hurry"  # sent once
 ENDED = b"ended: "  # followed by the id of another worker that has ended
 HEARTBEAT_SECONDS = 0.5
 STARTING_SECONDS = 0.05  # between heartbeats until the worker serves, so that the supervisor notices soon
-TURN_SECONDS = 2.0  # an event loop without an iteration for this long is blocked
+TURN_SECONDS = 2.0  # without an iteration, until the event loop counts as blocked
 
 
 class SupervisorPipe:
@@ -52,7 +53,7 @@ class SupervisorPipe:
             threading.Thread(target=self._keep_up, args=(pipe,), name="supervisor", daemon=True).start()
 
     def turn(self, *, last: bool = False) -> None:
-        """Record an iteration of the event loop. After the last one, the loop is no longer monitored."""
+        """Record an iteration of the event loop. After the last iteration, the loop isn't monitored any more."""
         self._turned = None if last else time.monotonic()
         if self._serving is not None:
             self._serving()
@@ -79,6 +80,7 @@ class SupervisorPipe:
         return [] if self._pipe is None or self._pipe.closed else [self._pipe.fileno()]
 
     def _keep_up(self, pipe: Connection) -> None:
+        """Send heartbeats and read messages until the supervisor ends. Runs on its own thread."""
         while True:
             turned = self._turned
             try:

@@ -1,8 +1,8 @@
 """Process of `serve --reload`, which restarts the server when a file of the toolpacks changes.
 
-It forks *generations*: processes that load the toolpacks and then serve. A generation stops only after the next one has
-loaded its toolpacks without problems. So a broken file doesn't stop the server: its mistake is printed once, and the
-previous code stays in use. The port stays open, and connections wait between two generations.
+The process forks *generations*: child processes that load the toolpacks and then serve. A generation stops only after
+the next generation has loaded its toolpacks without problems. So a broken file doesn't stop the server: its mistake is
+printed once, and the previous code stays in use. The port stays open, and connections wait between two generations.
 
 The parent process imports no toolpack, and starts a generation only when a file has changed.
 """
@@ -27,7 +27,7 @@ from toolpack_server.processes.isolated_call import Loaded, load
 from toolpack_server.processes.supervisor import STOP_SECONDS
 
 TICK_SECONDS = 0.25
-SERVING, GO = b"serving", b"go"
+SERVING, GO = b"serving", b"go"  # sent by a generation, and by its parent
 
 Serve = Callable[[Loaded, Callable[[], None], bool], None]
 """Serves toolpacks until SIGTERM. It calls the function when it serves. The flag is True in the first generation."""
@@ -40,7 +40,7 @@ class Generation(Child):
         self.fingerprints: Mapping[str, str] | None = None
         self.served = False
         parent = os.getpid()
-        super().__init__(lambda pipe: _live(settings, serve, pipe, parent, first=first))
+        super().__init__(lambda pipe: _run_generation(settings, serve, pipe, parent, first=first))
 
     def look(self) -> None:
         """Read the generation's messages, and whether it still runs."""
@@ -52,7 +52,7 @@ class Generation(Child):
         self.is_alive()
 
 
-def _live(settings: Settings, serve: Serve, pipe: Connection, parent: int, *, first: bool) -> int:
+def _run_generation(settings: Settings, serve: Serve, pipe: Connection, parent: int, *, first: bool) -> int:
     """Run a generation in the forked process, and return its exit status."""
     try:
         set_up_child(parent, own_group=True)
@@ -110,12 +110,13 @@ class Reloader:
         self._signals.append(number)
 
     def _begin(self) -> None:
-        """Start a generation, and end one that doesn't serve yet."""
+        """Start a generation. If the previous one hasn't loaded its toolpacks yet, end it."""
         if self._next is not None:
             self._next.end()
         self._next = Generation(self._settings, self._serve, first=self._fingerprints is None)
 
     def _wait(self) -> None:
+        """Wait for a changed file, a message or the end of a generation, at most one tick."""
         running = [child for child in (self._current, self._next) if child is not None and child.exit_code is None]
         if wait([self._watch.pipe, *(child.pipe for child in running)], TICK_SECONDS):
             time.sleep(TICK_SECONDS / 10)  # a closed pipe stays ready until its process has ended
@@ -127,10 +128,10 @@ class Reloader:
             self._look_at_current(self._current)
 
     def _look_at_next(self, following: Generation) -> None:
-        """Replace the current generation by the next one, if that has loaded its toolpacks."""
+        """Replace the current generation by the next one if the next one has loaded its toolpacks."""
         following.look()
         if following.fingerprints is not None:
-            self._end(self._current)
+            self._end(self._current)  # before `GO`, so that only one generation serves
             following.send(GO)
             self._current, self._next = following, None
         elif following.exit_code is not None:
@@ -140,6 +141,7 @@ class Reloader:
             self._say(f"{state}; correct the file.")
 
     def _look_at_current(self, current: Generation) -> None:
+        """Report that the current generation serves, or that it has ended. Exit if no generation has served yet."""
         served = current.served
         current.look()
         if current.served and not served:
@@ -152,7 +154,7 @@ class Reloader:
             self._say(f"The server ended ({current.wait()}); it starts again when a file changes.")
 
     def _tell(self, fingerprints: Mapping[str, str]) -> None:
-        """Print that a generation serves, unless it is the first, and which sessions need a reset."""
+        """Print that a generation serves, and which sessions need a reset. The first generation prints that itself."""
         before, self._fingerprints = self._fingerprints, fingerprints
         if before is None:
             return

@@ -1,9 +1,9 @@
 """Supervisor: parent of the worker processes, which starts, replaces and stops them.
 
-It replaces workers that end, hang or are unfit. It has no threads, runs no toolpack code, and doesn't depend on
-sessions. Workers are forked from it and load the toolpacks themselves. All workers, including replacements, must have
-the toolpacks of one inventory, and share one key. A failing worker doesn't affect the others; further attempts to
-replace it wait for a growing delay.
+The supervisor replaces workers that end, hang or are *unfit*, which means that they have too many stuck threads. It has
+no threads, runs no toolpack code, and doesn't depend on sessions. Workers are forked from it and load the toolpacks
+themselves. All workers, including replacements, must have the toolpacks of one inventory, and share one key. A failing
+worker doesn't affect the other workers. If its replacement fails, too, the next attempts wait for a growing delay.
 """
 
 import gc
@@ -28,13 +28,13 @@ from toolpack_server.processes.worker import OUTDATED, START_FAILED, supervised_
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import create_metrics
 
-HANG_SECONDS = 5.0
+HANG_SECONDS = 5.0  # limit of `WorkerProcess.silence`, after which a worker hangs
 LOADING_SECONDS = 30.0  # the limit until a worker serves, because an import may hold the GIL
 MAX_QUIET_FACTOR = 12  # a worker is killed after this many times the limit, even if it got little CPU
-QUIET_SECONDS = 1.0  # of silence before the CPU time of the process is checked
-STOP_SECONDS = 3.0  # to end after the running calls, or after `drain_seconds`
+QUIET_SECONDS = 1.0  # without a heartbeat, until the CPU time of the process is checked
+STOP_SECONDS = 3.0  # for a worker to end after its running calls, or after `drain_seconds`
 TICK_SECONDS = 0.25
-# Max time counted per check: while the supervisor itself was suspended, it couldn't receive heartbeats.
+# Max time counted per check, because the supervisor receives no heartbeats while it is suspended itself.
 LOOK_SECONDS = 2 * TICK_SECONDS
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.125, 30.0
 
@@ -43,14 +43,15 @@ class WorkerProcess(Child):
     """A worker, in its supervisor.
 
     Attributes:
-        silence: Seconds without a heartbeat, as far as the worker could have sent one; see `CpuTime`.
+        row: The worker's row in the tables of metrics. A new worker takes a free row.
+        silence: Seconds without a heartbeat in which the worker could have sent one; see `CpuTime`.
         quiet: Seconds without a heartbeat.
-        ending: Seconds since it was retired, or None.
-        served: It has begun to serve. So its end isn't a failure to start, even if it follows soon.
-        unfit: It reported that it should be replaced.
-        holder: Its id in the store, or "" before it has sent the id.
-        announced: The ids of ended workers that were sent to it.
-        failure: The reason why it can't start, or "".
+        ending: Seconds since the worker was retired, or None.
+        served: The worker has begun to serve. So its end isn't a failure to start, even if it follows soon.
+        unfit: The worker reported that it should be replaced.
+        holder: The worker's id in the store, or "" before it has sent the id.
+        announced: The ids of ended workers that were sent to this worker.
+        failure: The reason why the worker can't start, or "".
     """
 
     def __init__(self, run: Callable[[Connection], int], row: int, others: list[Connection]) -> None:
@@ -111,11 +112,12 @@ class Supervisor:
         self._max_children = 1 if settings.exclusive else 2 * settings.workers
         self._metrics = create_metrics(inventory, load_features(settings.features), self._max_children)
         self._children: list[WorkerProcess] = []
-        # Store ids of workers that ended lately. Every worker is told of each, because the first one told may end, too.
+        # Store ids of workers that ended lately. Each is sent to every worker, because one worker may end before it has
+        # told the store.
         self._ended: deque[str] = deque(maxlen=2 * self._max_children)
         self._served = False
         self._serving = serving
-        self._waited = 0.0  # seconds since the first worker began to serve, while others didn't serve yet
+        self._waited = 0.0  # seconds from the start of service of the first worker until `serving` was called
         self._signals: list[int] = []
         self._looked = time.monotonic()
         self._pause_seconds = FIRST_PAUSE_SECONDS
@@ -129,7 +131,7 @@ class Supervisor:
         """
         handle_stop(self._note_signal)
         gc.collect()
-        gc.freeze()  # else a collection in a worker would copy every shared page of memory
+        gc.freeze()  # otherwise a collection in a worker would write to, and so copy, every shared page of memory
         try:
             while not self._signals:
                 self._replace_workers()
@@ -158,6 +160,7 @@ class Supervisor:
         return self._watch(min(self._looked - before, LOOK_SECONDS))
 
     def _watch(self, seconds: float) -> float:
+        """Read the workers' messages. Call `serving` if all workers serve, or the first has served for a while."""
         for child in self._children:
             child.watch(seconds)
             self._served |= child.served
@@ -170,6 +173,7 @@ class Supervisor:
         return seconds
 
     def _replace_workers(self) -> None:
+        """Remove workers that ended or hang, start missing workers, and retire unfit ones."""
         for child in [*self._children]:
             if not child.is_alive():
                 self._remove(child)
@@ -197,13 +201,14 @@ class Supervisor:
         """Retire unfit workers that have a replacement, or that must end before one can start."""
         unfit = [child for child in self._children if child.unfit and child.ending is None]
         if not self._settings.exclusive:
+            # Retire an unfit worker only if the configured number of workers still serves without it.
             unfit = unfit[: max(0, serving + len(unfit) - self._settings.workers)]
         for child in unfit:
             log.warning("Worker %d has too many stuck threads; it is being replaced.", child.pid)
             child.retire()
 
     def _announce_ended_workers(self) -> None:
-        """Tell serving workers which others have ended, so that no call waits for the leases of these."""
+        """Tell serving workers which workers have ended, so that no call waits for the leases of ended workers."""
         for child in self._children:
             for holder in self._ended:
                 if child.served and holder not in child.announced:
@@ -232,7 +237,8 @@ class Supervisor:
         """Remove a worker. Kill it if it hasn't ended.
 
         Raises:
-            StartError: It failed to start, and no worker can serve with these toolpacks or has served yet.
+            StartError: The worker failed to start, and a replacement would fail, too: no worker has served yet, or the
+                toolpacks have changed and no other worker serves.
         """
         ended = not child.is_alive()
         child.watch(0)  # reads its last messages
@@ -285,5 +291,6 @@ class Supervisor:
 
 
 def _hangs(child: WorkerProcess) -> bool:
+    """Return whether a worker has sent no heartbeat for too long, although it could have."""
     time_limit = HANG_SECONDS if child.served else LOADING_SECONDS
     return child.silence > time_limit or child.quiet > MAX_QUIET_FACTOR * time_limit

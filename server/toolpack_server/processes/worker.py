@@ -1,7 +1,7 @@
 """Worker process: the HTTP server with the application.
 
-A worker ends on a signal, or when another worker has replaced it, and then exits with status 0; see `draining`. It
-never outlives its supervisor. A process that a function forks doesn't keep its sockets. The worker is forked from a
+A worker ends at a signal, or when another worker has replaced it, and then exits with status 0; see `draining`. It
+never outlives its supervisor. A process that a function forks closes the worker's sockets. The worker is forked from a
 process that has run no toolpack code, and loads the toolpacks itself.
 """
 
@@ -44,7 +44,7 @@ def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe) 
     _allow_open_files(service.settings.max_connections)
     enable_spawn_imports(service.settings.pack_dir)
     app = create_app(service)
-    # Loaded modules are never freed: exclude them from garbage collection, and make full collections rare.
+    # Loaded modules are never freed. So exclude them from garbage collection, and make full collections rare.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -61,7 +61,7 @@ def share_memory_between_threads() -> None:
     """Make all threads of this process and its children allocate from one malloc arena. Call it before they start.
 
     By default, glibc uses one arena per thread, up to eight per core. Memory that is freed in one arena isn't reused by
-    the others, so a worker grows by a third under mixed load. Several arenas aren't faster, because Python's threads
+    other arenas, so a worker grows by a third under mixed load. Several arenas aren't faster, because Python's threads
     run in turns. `MALLOC_ARENA_MAX` in the environment takes precedence.
     """
     if ARENAS_VARIABLE not in os.environ:
@@ -72,7 +72,7 @@ def share_memory_between_threads() -> None:
 def _allow_open_files(connections: int) -> None:
     """Raise the limit of open files to the system's maximum, because each connection needs one.
 
-    If the maximum is too low, log it now: uvloop closes connections that it can't accept without a message.
+    If the maximum is too low, log that now, because uvloop closes connections that it can't accept without a message.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
@@ -101,7 +101,7 @@ def supervised_worker(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    follow(supervisor)
+    follow(supervisor)  # after the handlers are set, because it unblocks these signals
     supervisor_pipe = SupervisorPipe(pipe)
     try:
         catalog = catalog_of(settings, build=False)
