@@ -1,1 +1,1 @@
-"""Protocols with which trainers' clients play tasks: Open Reward Standard, OpenEnv, NeMo Gym, and Harbor's folders."""
+"""Protocols of trainers' clients, which play the server's tasks: Open Reward Standard, OpenEnv, NeMo Gym, Harbor."""

@@ -18,13 +18,13 @@ class EpisodeEndpoint(FeatureEndpoint):
 
 
 class BodyEndpoint(EpisodeEndpoint):
-    """An endpoint that reads the body by itself. A subclass implements `read` and `answer_to`."""
+    """An endpoint with a body of its own form. A subclass implements `read` and `answer_to`."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         return await self.answer_to(await self.parsed(request, self.read), request)
 
     def read(self, content: Any) -> Any:
-        """Return a request's JSON in the form that `answer_to` takes. It may run in a thread.
+        """Return a request's JSON in the form that `answer_to` takes. This method may run in a thread.
 
         Raises:
             HttpRefusedError: The JSON has another form.
@@ -32,5 +32,5 @@ class BodyEndpoint(EpisodeEndpoint):
         raise NotImplementedError
 
     async def answer_to(self, body: Any, request: FeatureRequest) -> Response:
-        """Return the response to a request with this body. It raises as `answer`."""
+        """Return the response to a request with this body. Raise the same errors as `answer`."""
         raise NotImplementedError

@@ -1,6 +1,7 @@
 """Endpoints of `/reset` and `/step`, which NeMo Gym and OpenEnv both have at the server's root.
 
-NeMo Gym's requests have an episode's cookie, or the member `responses_create_params`, which OpenEnv refuses.
+A request belongs to NeMo Gym if it has an episode's cookie, or the member `responses_create_params`, which OpenEnv
+refuses. Any other request belongs to OpenEnv.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,10 @@ from toolpack_trainers.openenv.endpoints import OpenEnvResetEndpoint, OpenEnvSte
 
 
 class SharedEndpoint(EpisodeEndpoint):
-    """Passes a request to the endpoint of its protocol. A protocol whose feature is left out gets none."""
+    """Passes a request to the endpoint of its protocol.
+
+    If only one of the two features is loaded, it gets all requests.
+    """
 
     gym: type[BodyEndpoint]
     openenv: type[BodyEndpoint]

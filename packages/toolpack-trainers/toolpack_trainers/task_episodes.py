@@ -1,8 +1,8 @@
 """Episodes of tasks, shared by the protocols of trainers. Each protocol's feature only translates.
 
 An episode is a session. All operations on it are methods that its owner or its agent could call, too. No state is kept
-here that another worker or a restarted server would need: a protocol's id of an episode is a label of the session, and
-is contained in the `call_id` of its creation.
+here that another worker or a restarted server would need. A protocol's id of an episode is a label of the session, and
+part of the `call_id` of its creation.
 """
 
 from collections.abc import Mapping
@@ -33,18 +33,18 @@ from toolpack_server.features.api.core import (
 ALL = "all"  # the split of all tasks
 ANSWER = "submit_answer"
 PAGE = 1000
-MAX_MEMBERS = 100  # of a client's JSON object that are validated, besides those of its model
+MAX_MEMBERS = 100  # max members of a client's JSON object that are validated, besides those of the model
 
-HANDED_IN = "The answer was handed in."
-OVER_ALREADY = "The episode is over, so no further answer is accepted."
-ANSWER_ABOUT = "Hand in your answer, which ends the episode. Your work counts when it is handed in."
+ANSWER_RECEIVED = "The answer was handed in."
+EPISODE_OVER = "The episode is over, so no further answer is accepted."
+ANSWER_DESCRIPTION = "Hand in your answer, which ends the episode. Your work counts when it is handed in."
 ANSWER_SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 
 NO_TOOL, WRONG_INPUT, OVER = "not_found", "input_validation", "episode_finished"
 """Reasons why a call was refused without running a function."""
 
 REASONS = {Failure.NOT_FOUND: NO_TOOL, Failure.ARGUMENTS: WRONG_INPUT}
-"""The reason for each kind of failure that is a refusal."""
+"""The reason of a refused call, by the kind of its failure."""
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -77,14 +77,14 @@ class TaskEpisode:
     Attributes:
         task: The task, as toolpack/name.
         labels: The session's labels.
-        each: Whether each call gets the reward so far.
-        max_calls: Number of calls after which the episode ends without an answer; None: no limit.
+        rewards_each_call: Whether each call gets the reward so far.
+        max_calls: Number of calls after which the episode ends without an answer. None: no limit.
     """
 
     session_id: str
     task: str
     labels: Mapping[str, str]
-    each: bool
+    rewards_each_call: bool
     max_calls: int | None
 
 
@@ -93,10 +93,10 @@ class PlayedCall:
     """The outcome of a call.
 
     Attributes:
-        result: What the function returned, or the error text if it failed or was refused.
-        reason: Why the call was refused; None if a function ran.
+        result: The function's result, or the error text if the call failed or was refused.
+        reason: Why the call was refused. None if a function ran.
         ended: Whether the episode ends with this call.
-        reward: The reward; None if this call gets none.
+        reward: The reward, or None if this call gets none.
         metadata: The verdict, for the trainer only, if this call gets a reward.
     """
 
@@ -118,7 +118,7 @@ class TaskEpisodes:
 
     def __init__(self, app: App) -> None:
         self.app = app
-        # Caches of facts that can't change while the process lives: other toolpacks need a restart.
+        # These are cached without limit of time, because toolpacks change only with a restart.
         self._environments: list[str] = []
         self._tasks: dict[tuple[str, str], list[str]] = {}
         self._prompts: dict[str, dict[str, Any]] = {}
@@ -133,7 +133,9 @@ class TaskEpisodes:
         return self._environments
 
     async def environment(self, caller: Caller, name: str | None, hint: str = "") -> str:
-        """Return the toolpack of a request: the named one, else the one of the hint, else the only one with tasks.
+        """Return the toolpack of a request.
+
+        It is the toolpack of this name, else of the hint, else the only toolpack with tasks.
 
         Raises:
             HttpRefusedError: There is no toolpack of this name, or the request names none and there are several.
@@ -154,10 +156,11 @@ class TaskEpisodes:
         return environments[0]
 
     async def splits(self, caller: Caller, env: str) -> list[str]:
+        """Return the names of a toolpack's splits. The first one contains all tasks."""
         page = await self.app.invoke(caller, "list_tasks", {"toolpack": env, "limit": 1})
         return [ALL, *(split for split in page["splits"] if split and split != ALL)]
 
-    async def described_splits(self, caller: Caller, env: str) -> list[dict[str, str]]:
+    async def typed_splits(self, caller: Caller, env: str) -> list[dict[str, str]]:
         """Return the splits, each with its type in the protocols: `train`, `validation` or `test`."""
         names = await self.splits(caller, env)
         return [{"name": name, "type": name if name in {"train", "validation"} else "test"} for name in names]
@@ -184,6 +187,7 @@ class TaskEpisodes:
             after = page[-1]["index"]
 
     async def task(self, caller: Caller, env: str, split: str, index: int) -> dict[str, str]:
+        """Return the specification of a task. A negative index counts from the end."""
         tasks = await self.tasks(caller, env, split)
         if not -len(tasks) <= index < len(tasks):
             raise HttpRefusedError(400, f"Invalid index: the split {split} of {env} has {len(tasks)} tasks.")
@@ -200,23 +204,30 @@ class TaskEpisodes:
     # Episodes
 
     async def begin(
-        self, caller: Caller, episode_id: str, spec: TaskSpec, labels: Mapping[str, str], *, each: bool, ttl: float
+        self,
+        caller: Caller,
+        episode_id: str,
+        spec: TaskSpec,
+        labels: Mapping[str, str],
+        *,
+        rewards_each_call: bool,
+        ttl: float,
     ) -> tuple[TaskEpisode, dict[str, Any]]:
         """Create the session of an episode. Return the episode, and a dictionary with `prompt` and `max_calls`.
 
-        The same request again returns the same episode.
+        A repeated request returns the same episode.
 
         Args:
             labels: Labels of the session.
-            each: Whether each call gets a reward, unless the specification says.
+            rewards_each_call: Whether each call gets a reward, if the specification doesn't say it.
             ttl: Time to live of the session after its last use, in seconds.
 
         Raises:
             HttpRefusedError: The id belongs to another episode.
         """
-        each = each if spec.rewards is None else spec.rewards == "each"
+        rewards_each_call = rewards_each_call if spec.rewards is None else spec.rewards == "each"
         params = {
-            "labels": {**labels, **({f"{self.label}-rewards": "each"} if each else {})},
+            "labels": {**labels, **({f"{self.label}-rewards": "each"} if rewards_each_call else {})},
             "call_id": f"{self.label}-{episode_id}",
             "ttl_seconds": ttl,
             **{name: value for name, value in spec if value is not None and name != "rewards"},
@@ -225,7 +236,7 @@ class TaskEpisodes:
             session = await self.app.invoke(caller, "create_session", params)
         except CallIdReusedError:
             raise HttpRefusedError(400, f"The episode {episode_id} exists with another task or seed.") from None
-        return await self._of(caller, session)
+        return await self._episode_of(caller, session)
 
     async def newest(self, caller: Caller, sid: str) -> TaskEpisode | None:
         """Return the newest episode with a protocol's id, or None.
@@ -237,23 +248,24 @@ class TaskEpisodes:
             if "parent" not in listed:
                 session = await self.resolve(caller, listed)
                 if session is not None and "task" in session:
-                    return (await self._of(caller, session))[0]
+                    return (await self._episode_of(caller, session))[0]
         return None
 
     async def resolve(self, caller: Caller, session: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002
-        """Return the session behind an alias, or None if it was closed. Overridden by protocols that have aliases."""
+        """Return the session behind an alias, or None if it was closed. Protocols with aliases override this method."""
         return session
 
-    async def _of(self, caller: Caller, session: Mapping[str, Any]) -> tuple[TaskEpisode, dict[str, Any]]:
+    async def _episode_of(self, caller: Caller, session: Mapping[str, Any]) -> tuple[TaskEpisode, dict[str, Any]]:
+        """Return the episode of a session, and a dictionary with `prompt` and `max_calls`."""
         session_id, labels, task = session["session_id"], session["labels"], session["task"]
         agent_task = self._prompts.get(task)
         if agent_task is None:
             agent_task = await self._as_agent(caller, session_id, "get_task")
-            if "name" not in agent_task:  # with participants the prompt may differ by session: not cached
+            if "name" not in agent_task:  # with participants, sessions may have different prompts, so don't cache them
                 agent_task = {name: agent_task[name] for name in ("prompt", "max_calls") if name in agent_task}
                 self._prompts[task] = agent_task
-        each = f"{self.label}-rewards" in labels
-        return TaskEpisode(session_id, task, labels, each, agent_task.get("max_calls")), agent_task
+        rewards_each_call = f"{self.label}-rewards" in labels
+        return TaskEpisode(session_id, task, labels, rewards_each_call, agent_task.get("max_calls")), agent_task
 
     async def agent_task(self, caller: Caller, episode: TaskEpisode) -> dict[str, Any]:
         """Return the task as the agent sees it: `prompt`, `calls`, `max_calls` and `done`."""
@@ -280,14 +292,14 @@ class TaskEpisodes:
         Args:
             arguments: The arguments, as the model wrote them.
             call: The client's id of the call.
-            seconds: A deadline; it can only shorten the function's own.
+            seconds: Time limit. It can only shorten the function's own.
         """
         if tool == ANSWER:
             return await self._answer(caller, episode, arguments, call)
         reason = None
         limit = {} if seconds is None else {"timeout_seconds": seconds}
         try:
-            envelope = await self._once(
+            envelope = await self._as_agent_once(
                 caller,
                 episode.session_id,
                 "run_function",
@@ -308,33 +320,34 @@ class TaskEpisodes:
         if not await self._is_end(caller, episode, call):
             if reason is not None:
                 return PlayedCall(result, reason)
-            return await self._rewarded(caller, episode, result, ended=False)
-        return await self._rewarded(caller, episode, result, ended=True)
+            return await self._with_reward(caller, episode, result, ended=False)
+        return await self._with_reward(caller, episode, result, ended=True)
 
     async def _is_end(self, caller: Caller, episode: TaskEpisode, call: str) -> bool:
         """Return whether the call or the answer with this id has ended an episode with `max_calls`.
 
-        This is decided by the session's records. If an answer and a last call arrive together, exactly one of them
-        gets the reward, also when it is sent again.
+        The session's records decide this. So if an answer and a last call arrive together, exactly one of them gets the
+        reward, also when both are sent again.
         """
         if episode.max_calls is None or not (await self.agent_task(caller, episode))["done"]:
             return False
-        left, after = episode.max_calls, -1
-        recorded = f"{self.label}-{call}"
+        calls_left, after = episode.max_calls, -1
+        call_id = f"{self.label}-{call}"
         while True:
             params = {"session_id": episode.session_id, "path": True, "after": after, "limit": PAGE}
             records = await self.app.invoke(caller, "get_trace", params)
             for record in records:
                 if record["kind"] == "call" and record.get("by") == AGENT:
-                    left -= 1 + len(record.get("nested", ()))
-                if record["kind"] == "answer" or left <= 0:
-                    return record.get("call_id") in {recorded, f"{AGENT}/{recorded}"}  # the latter with participants
+                    calls_left -= 1 + len(record.get("nested", ()))
+                if record["kind"] == "answer" or calls_left <= 0:
+                    # In sessions with participants, an agent's call_id has the agent's name before it.
+                    return record.get("call_id") in {call_id, f"{AGENT}/{call_id}"}
             if not records:
                 return False
             after += len(records)
 
     async def _answer(self, caller: Caller, episode: TaskEpisode, arguments: Any, call: str) -> PlayedCall:
-        """Submit the answer, which gets the reward. A second answer, also the same with another id, gets none."""
+        """Submit the answer, which gets the reward. A second answer gets none, even if it has the same text."""
         if type(arguments) is not dict:
             arguments, problem = await self.app.parser.arguments(arguments, caller.owner)
             if problem is not None:
@@ -342,26 +355,26 @@ class TaskEpisodes:
         answer = arguments.get("answer", "")
         if not arguments.keys() <= {"answer"} or not isinstance(answer, str):
             return PlayedCall(f"{ANSWER} has one argument: answer, a string.", WRONG_INPUT)
-        over, limited = PlayedCall(OVER_ALREADY, OVER), episode.max_calls is not None
+        over, has_limit = PlayedCall(EPISODE_OVER, OVER), episode.max_calls is not None
         if (
-            limited
+            has_limit
             and (await self.agent_task(caller, episode))["done"]
             and not await self._is_end(caller, episode, call)
         ):
             return over
         try:
-            await self._once(caller, episode.session_id, ANSWER, call, answer=answer)
+            await self._as_agent_once(caller, episode.session_id, ANSWER, call, answer=answer)
         except AnsweredError:
             return over
         except (InvalidParamsError, TooLargeError) as error:
             return PlayedCall(sentence(error), WRONG_INPUT)
-        if limited and not await self._is_end(caller, episode, call):
+        if has_limit and not await self._is_end(caller, episode, call):
             return over
-        return await self._rewarded(caller, episode, HANDED_IN, ended=True)
+        return await self._with_reward(caller, episode, ANSWER_RECEIVED, ended=True)
 
-    async def _rewarded(self, caller: Caller, episode: TaskEpisode, result: Any, *, ended: bool) -> PlayedCall:
+    async def _with_reward(self, caller: Caller, episode: TaskEpisode, result: Any, *, ended: bool) -> PlayedCall:
         """Return the outcome of a call, with the reward if the call ends the episode or if each call gets one."""
-        if not ended and not episode.each:
+        if not ended and not episode.rewards_each_call:
             return PlayedCall(result)
         verdict = await self.verdict(caller, episode, record=ended)
         shown = ("task", "version", "passed", "checks", "valid", "failure")
@@ -370,7 +383,7 @@ class TaskEpisodes:
         return PlayedCall(result, ended=ended, reward=reward, metadata=metadata)
 
     async def verdict(self, caller: Caller, episode: TaskEpisode, *, record: bool) -> dict[str, Any]:
-        """Evaluate an episode. If the verdict is recorded, other requests to the session wait until it is."""
+        """Evaluate an episode. If the verdict is to be recorded, other requests to the session wait for the record."""
         params = {"session_id": episode.session_id, "record": record, "raise_on_error": False}
         verdict: dict[str, Any] = await self.app.invoke(caller, "evaluate_session", params)
         return verdict
@@ -383,7 +396,7 @@ class TaskEpisodes:
     async def _as_agent(self, caller: Caller, session_id: str, method: str, **params: Any) -> Any:
         return await self.app.invoke(Caller(caller.owner, session_id), method, params)
 
-    async def _once(self, caller: Caller, session_id: str, method: str, call: str, **params: Any) -> Any:
+    async def _as_agent_once(self, caller: Caller, session_id: str, method: str, call: str, **params: Any) -> Any:
         """Send a request with a call id: the client's id with the label as prefix."""
         try:
             return await self._as_agent(caller, session_id, method, call_id=f"{self.label}-{call}", **params)
@@ -392,7 +405,7 @@ class TaskEpisodes:
 
 
 def read(kind: type[M], content: Any, what: str = "The body", status: int = 400) -> M:
-    """Return a client's JSON as a model; None counts as {}.
+    """Return a client's JSON as a model. None counts as an empty object.
 
     Args:
         what: The subject of the error message.
@@ -403,7 +416,7 @@ def read(kind: type[M], content: Any, what: str = "The body", status: int = 400)
     """
     members = [field.alias or name for name, field in kind.model_fields.items()]
     if isinstance(content, dict) and len(content) > MAX_MEMBERS:
-        # In models that forbid other members, the error for each of them takes time.
+        # A model that forbids other members creates an error for each of them, which takes time.
         model_members = {name: content[name] for name in members if name in content}
         content = {**model_members, **dict(islice(content.items(), MAX_MEMBERS))}
     try:
@@ -422,14 +435,14 @@ def messages_of(agent_task: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def reason_of(error: Exception) -> str | None:
-    """Return why a call was refused; None if a function ran, or if the server refused the request itself."""
+    """Return why a call was refused, or None if a function ran or if the server refused the request itself."""
     if isinstance(error, CallFailedError):
         return REASONS.get(error.failure.why)
     return WRONG_INPUT if isinstance(error, InvalidParamsError) else None
 
 
 def failure_text(error: Exception) -> str | None:
-    """Return the text of a failed call, as in its record; None if the error isn't for the agent."""
+    """Return the text of a failed call, as in its record, or None if the error isn't for the agent."""
     if isinstance(error, CallFailedError):
         kind, message = error.failure.kind, error.failure.message or error.failure.kind
     elif isinstance(error, CallError | DeadlineError):

@@ -21,6 +21,7 @@ PAGE = 1000
 
 
 def _fill(template: str, **values: str) -> str:
+    """Return the text of a template, with its placeholders `{name}` replaced by values."""
     text = (_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
@@ -56,13 +57,16 @@ def tasks(pack_dir: tuple[Path, ...], packs: str | None, harbor: Path, names: tu
         playable = [task for task in selected if not task["participants"]]
         for task in playable:
             await _write(send, harbor, task, image)
-        left = len(selected) - len(playable)
-        echo(f"{len(playable)} tasks in {harbor}" + (f"; {left} skipped, which need participants" if left else ""))
+        skipped = len(selected) - len(playable)
+        echo(
+            f"{len(playable)} tasks in {harbor}" + (f"; {skipped} skipped, which need participants" if skipped else "")
+        )
 
     ask_in_memory(write, pack_dir, packs)
 
 
 async def _all(send: Send) -> list[Mapping[str, Any]]:
+    """Return all tasks of all toolpacks."""
     tasks: list[Mapping[str, Any]] = []
     for toolpack in await send("list_toolpacks", {}):
         after = -1
@@ -142,6 +146,7 @@ def _task_toml(task: Mapping[str, Any], name: str) -> str:
 
 
 async def _solution(send: Send, task: str) -> str:
+    """Return the lines of a shell script that sends the calls and the answer of a task's solution."""
     session_id = (await send("create_session", {"task": task}))["session_id"]
     solution = await send("get_solution", {"session_id": session_id})
     await send("close_session", {"session_id": session_id})

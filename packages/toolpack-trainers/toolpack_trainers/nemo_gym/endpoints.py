@@ -1,7 +1,8 @@
 """Endpoints of a resources server for NeMo Gym 0.7.
 
-The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`, never with status 500. A
-request with an episode's cookie may name a function as its path, if no other endpoint has this path.
+The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`, never with status 500. The
+agent of an episode calls a function by a POST to the path with the function's name, with the episode's cookie. Other
+endpoints take precedence.
 """
 
 import base64
@@ -29,7 +30,7 @@ from toolpack_trainers.task_episodes import NO_TOOL, read, reason_of
 SERVER_NAME = "toolpack"
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105 - a header's name
 MAX_ID = 128
-MAX_CALLS = 1000  # in a response of the model
+MAX_CALLS = 1000  # max calls in a response of the model
 
 
 class SeedBody(BaseModel):
@@ -48,6 +49,7 @@ class MetricsBody(BaseModel):
 
 
 def _object(content: Any) -> dict[str, Any]:
+    """Return a body that is a JSON object, and refuse any other."""
     if not isinstance(content, dict):
         raise HttpRefusedError(400, "The body must be a JSON object.")
     return content
@@ -75,10 +77,11 @@ class GymEndpoint(EpisodeEndpoint):
 
     @staticmethod
     def cookie(request: FeatureRequest) -> str | None:
-        """Return the session id in the request's cookie; None without a cookie."""
+        """Return the session id in the request's cookie, or None without a cookie."""
         return cookie_parser(request.headers.get("cookie", "")).get(COOKIE)
 
     def session_id(self, request: FeatureRequest) -> str:
+        """Return the session id in the request's cookie, and refuse a request without a cookie."""
         session_id = self.cookie(request)
         if not session_id:
             raise HttpRefusedError(400, f"The episode is missing: send the cookie {COOKIE} of POST /seed_session.")
@@ -86,23 +89,24 @@ class GymEndpoint(EpisodeEndpoint):
 
 
 class BeginEndpoint(GymEndpoint):
-    """Base class of the endpoints that begin an episode. Their answers set its cookie."""
+    """Base class of the endpoints that begin an episode. Their answers set the episode's cookie."""
 
     def check_no_cookie(self, request: FeatureRequest) -> None:
-        """Refuse a request with an episode's cookie: the episode's model has called a tool of this name."""
+        """Refuse a request with an episode's cookie, because it comes from a model that called a tool of this name."""
         if self.cookie(request) is not None:
             raise HttpRefusedError(
                 403, f"An episode can't begin another one: send the request without the cookie {COOKIE}."
             )
 
-    def begun(self, session: Mapping[str, Any], content: Any) -> Response:
+    def begin_response(self, session: Mapping[str, Any], content: Any) -> Response:
+        """Return a response that sets the cookie of a new episode."""
         response = JSONResponse(content)
         response.set_cookie(COOKIE, session["session_id"], httponly=True)
         return response
 
 
 class SeedEndpoint(BeginEndpoint):
-    """Begins an episode, for an agent or an environment server. Both have their own form of body and answer."""
+    """Begins an episode for an agent or an environment server. Each of them has its own form of body and answer."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         self.check_no_cookie(request)
@@ -118,7 +122,9 @@ class SeedEndpoint(BeginEndpoint):
             "transport": "http",
             "headers": {TOKEN_HEADER: key},
         }
-        return self.begun(session, {"resources_session_id": name, "resources_tools": tools} if body else {"mcp": tools})
+        return self.begin_response(
+            session, {"resources_session_id": name, "resources_tools": tools} if body else {"mcp": tools}
+        )
 
 
 class GymResetEndpoint(BodyEndpoint, BeginEndpoint):
@@ -131,11 +137,11 @@ class GymResetEndpoint(BodyEndpoint, BeginEndpoint):
         self.check_no_cookie(request)
         session = await self.episodes.seed(request.caller, body, None)
         info = {"session_id": session["session_id"], "task": session["task"], "supports_step_idempotency": True}
-        return self.begun(session, {"observation": None, "info": info})
+        return self.begin_response(session, {"observation": None, "info": info})
 
 
 class StepBody(BaseModel):
-    """The members of a step that count: the model's response, and the id that makes the step safe to repeat."""
+    """The members of a step that are used: the model's response, and an id that makes the step safe to repeat."""
 
     response: dict[str, Any]
     request_id: str | None = Field(None, alias="_ng_step_request_id", min_length=1, max_length=MAX_ID)
@@ -172,6 +178,7 @@ class VerifyEndpoint(GymEndpoint):
 
 
 def _output(response: Any) -> list[Any]:
+    """Return the output items of a model's response, and refuse a response without them."""
     output = response.get("output") if isinstance(response, dict) else None
     if not isinstance(output, list):
         raise HttpRefusedError(400, "response.output: must be the list of the model's output items.")
@@ -179,7 +186,7 @@ def _output(response: Any) -> list[Any]:
 
 
 def _last_text(output: list[Any]) -> str | None:
-    """Return the model's last message; None if its output doesn't end with a message."""
+    """Return the model's last message, or None if the output doesn't end with a message."""
     last = output[-1] if output else None
     if not isinstance(last, dict) or last.get("type") != "message":
         return None
@@ -204,9 +211,10 @@ class CloseEndpoint(GymEndpoint):
 
 
 class FunctionEndpoint(GymEndpoint):
-    """Calls the function that the path names.
+    """Calls the function with the name in the path.
 
-    A request without an episode's cookie gets the same answer as if this endpoint didn't exist: 404 or 405.
+    The path of this endpoint matches any other path, too. So a request without an episode's cookie gets the answer that
+    it would get without this endpoint: 404 or 405.
     """
 
     verbs = None

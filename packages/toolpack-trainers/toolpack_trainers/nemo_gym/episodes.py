@@ -1,7 +1,7 @@
 """Episodes in NeMo Gym's terms: sessions with a task.
 
-All operations on an episode are methods that its owner or its agent could call, too. No state is kept here: an
-environment server's id of an episode is a label of the session, and is contained in the `call_id` of its creation.
+All operations on an episode are methods that its owner or its agent could call, too. No state is kept here. If an
+environment server gives an episode an id, the id is a label of the session and part of the `call_id` of its creation.
 Agents send the session's id in a cookie.
 """
 
@@ -34,7 +34,7 @@ from toolpack_trainers.task_episodes import (
 
 LABEL = "nemo_gym"
 MAX_SHOWN = 200
-SHOWN = ("description", "parameters")
+TOOL_MEMBERS = ("description", "parameters")  # copied from a function's description to a tool
 
 
 class GymRow(BaseModel):
@@ -54,11 +54,16 @@ class GymCall(BaseModel):
 
 
 class GymEpisodes:
+    """NeMo Gym's operations on episodes and tasks."""
+
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def rows(self, caller: Caller, toolpack: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield a row for each task of a toolpack: its prompt, and its functions as tools under their names there."""
+        """Yield a dataset's row for each task of a toolpack: the prompt, and the functions as tools.
+
+        A tool has the name of the function in the task's sessions.
+        """
         catalog = self._app.context.catalog
         functions = (await self._app.invoke(caller, "list_functions", {}))["result"]
         by_name = {(function["toolpack"], function["name"]): function for function in functions}
@@ -73,7 +78,7 @@ class GymEpisodes:
                         "type": "function",
                         "strict": False,
                         "name": function.name.replace(".", "__"),
-                        **{name: by_name[function.toolpack, function.registered_name][name] for name in SHOWN},
+                        **{name: by_name[function.toolpack, function.registered_name][name] for name in TOOL_MEMBERS},
                     }
                     for function in agent.listed(catalog.listed(task["toolpacks"]))
                 ]
@@ -96,9 +101,9 @@ class GymEpisodes:
         try:
             session: dict[str, Any] = await self._app.invoke(caller, "create_session", params)
         except CallIdReusedError:
-            raise HttpRefusedError(409, _over(name)) from None
+            raise HttpRefusedError(409, _over_message(name)) from None
         if name is not None and await self._has_ended(caller, session["session_id"]):
-            raise HttpRefusedError(409, _over(name))
+            raise HttpRefusedError(409, _over_message(name))
         return session
 
     async def call(
@@ -126,7 +131,7 @@ class GymEpisodes:
         """Play a response of the model, and return the result of the step. A response without calls ends the episode.
 
         Args:
-            answer: The model's last message; None if there is none.
+            answer: The model's last message, or None without one.
             request_id: An id that makes the step safe to repeat.
 
         Raises:
@@ -155,17 +160,17 @@ class GymEpisodes:
     async def verify(self, caller: Caller, session_id: str, answer: str | None) -> dict[str, Any]:
         """End an episode and return the result of its verification.
 
-        The episode ends in any case, because a model can request this path, too: it must not learn the verdict on an
-        episode that continues.
+        The episode ends in any case. A model can request this path, too, and must not learn the verdict on an episode
+        that continues.
 
         Args:
-            answer: The model's last message; None if there is none.
+            answer: The model's last message, or None without one.
         """
         try:
             if answer is not None:
                 await self._submit(caller, session_id, answer)
             verdict = await self._verdict(caller, session_id)
-            if not verdict["valid"]:  # an invalid verdict may not be recorded: the answer ends the episode
+            if not verdict["valid"]:  # an invalid verdict may be unrecorded, so an answer ends the episode
                 await self._submit(caller, session_id, "")
         except SessionNotFoundError as error:
             return _masked("session_lost", str(error))
@@ -176,10 +181,10 @@ class GymEpisodes:
         return {**_masked("verifier_error", str(failure.get("message", "")), str(failure.get("kind", ""))), **details}
 
     async def end(self, caller: Caller, name: str, session_id: str | None) -> None:
-        """End an episode. It is evaluated if it wasn't verified. If it doesn't exist, its name can't be used any more.
+        """End an episode, and evaluate it if it wasn't verified. If it doesn't exist, its name can't be used any more.
 
         Args:
-            session_id: The session of the request's cookie; None if the caller sent the token without a cookie.
+            session_id: The session of the request's cookie, or None if the caller sent the token without a cookie.
 
         Raises:
             HttpRefusedError: The request has the cookie of another episode.
@@ -188,7 +193,7 @@ class GymEpisodes:
         episodes = [session for session in sessions if "parent" not in session and "task" in session]
         if session_id is not None and session_id not in {episode["session_id"] for episode in episodes}:
             raise HttpRefusedError(403, "An episode can't close another one: send the request without the cookie.")
-        if not episodes:
+        if not episodes:  # an empty session takes the `call_id`, so that no episode of this name can begin later
             params = {"toolpacks": [], "labels": {LABEL: name}, "call_id": f"{LABEL}-{name}"}
             try:
                 await self._app.invoke(caller, "create_session", params)
@@ -209,7 +214,7 @@ class GymEpisodes:
             after += len(records)
 
     async def _submit(self, caller: Caller, session_id: str, answer: str) -> None:
-        # If there is an answer already, it counts. An invalid one counts as no answer.
+        # An earlier answer counts, and this one is ignored. An invalid answer is ignored, too.
         with suppress(AnsweredError, TooLargeError, InvalidParamsError):
             await self._as_agent(caller, session_id, "submit_answer", answer=answer)
 
@@ -224,14 +229,18 @@ class GymEpisodes:
 
 
 def _step(reward: float, info: dict[str, Any], *, terminated: bool = False, truncated: bool = False) -> dict[str, Any]:
+    """Return the result of a step in the form of Gymnasium."""
     return {"observation": None, "reward": reward, "terminated": terminated, "truncated": truncated, "info": info}
 
 
-def _over(name: str | None) -> str:
+def _over_message(name: str | None) -> str:
     return f"The episode {(name or '')[:MAX_SHOWN]!r} has ended, or has another task: use another name."
 
 
 def _masked(kind: str, reason: str, detail: str = "") -> dict[str, Any]:
-    """Return a masked verification, for episodes without a valid verdict. The protocol requires a reward: it is 0."""
+    """Return a masked verification, for episodes without a valid verdict.
+
+    The reward is 0, because the protocol requires one.
+    """
     reason = f"{detail}: {reason}" if detail else reason
     return {"reward": 0.0, "mask_sample": True, "failure_kind": kind, "failure_reason": reason}

@@ -1,7 +1,7 @@
 """Endpoints of OpenEnv 0.10: HTTP, WebSockets, and task lists.
 
 The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`, or an `error` message on a
-WebSocket, which stays open. Another connection can continue any episode, as connections have no state of their own.
+WebSocket, which stays open. Connections have no state of their own, so another connection can continue any episode.
 """
 
 import json
@@ -77,6 +77,7 @@ class OpenEnvEndpoint(EpisodeEndpoint):
         return JSONResponse({"detail": message}, status)
 
     async def body(self, kind: type[M], request: FeatureRequest) -> M:
+        """Return the body as a model, and refuse an invalid one."""
         body: M = await self.parsed(request, partial(read_message, kind, what="The body"))
         return body
 
@@ -85,7 +86,10 @@ class OpenEnvEndpoint(EpisodeEndpoint):
         return await self.episodes.environment(request.caller, request.path.get("toolpack"))
 
     async def task_env(self, request: FeatureRequest) -> str:
-        """Return the toolpack of a task list's path. The path names it twice, so both must be equal."""
+        """Return the toolpack of a task list's path.
+
+        The path names the toolpack twice, and both names must be equal.
+        """
         env = await self.env(request)
         if request.path["env"].lower() != env.lower():
             raise HttpRefusedError(404, f"There is no environment {request.path['env'][:200]!r} here: use {env}.")
@@ -93,7 +97,7 @@ class OpenEnvEndpoint(EpisodeEndpoint):
 
 
 def _query_id(request: FeatureRequest, name: str) -> str | None:
-    """Return an id from the query string."""
+    """Return an id from the query string, or None. Refuse an empty or too long one."""
     value = request.query.get(name)
     if value is not None and not 0 < len(value) <= MAX_ID:
         raise HttpRefusedError(400, f"{name} must have 1 to {MAX_ID} characters.")
@@ -115,13 +119,13 @@ class OpenEnvMetadataEndpoint(OpenEnvEndpoint):
         env = await self.env(request)
         toolpacks = await self.app.invoke(request.caller, "list_toolpacks", {})
         (toolpack,) = [each for each in toolpacks if each["name"] == env]
-        unknown = {"readme_content": None, "author": None, "documentation_url": None}
-        known = {"name": env, "description": toolpack["description"], "version": toolpack.get("version")}
-        return JSONResponse({**known, **unknown})
+        unset_members = {"readme_content": None, "author": None, "documentation_url": None}
+        given_members = {"name": env, "description": toolpack["description"], "version": toolpack.get("version")}
+        return JSONResponse({**given_members, **unset_members})
 
 
 class OpenEnvPathsEndpoint(OpenEnvEndpoint):
-    """Returns the paths as OpenAPI. `openenv validate` reads it to know which requests are possible."""
+    """Returns the paths as an OpenAPI document, which tells `openenv validate` which requests are possible."""
 
     verbs = ("GET",)
 
@@ -197,7 +201,7 @@ class OpenEnvSplitsEndpoint(OpenEnvEndpoint):
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
-        return JSONResponse(await self.episodes.described_splits(request.caller, await self.task_env(request)))
+        return JSONResponse(await self.episodes.typed_splits(request.caller, await self.task_env(request)))
 
 
 class OpenEnvTasksEndpoint(OpenEnvEndpoint):
@@ -247,12 +251,12 @@ class OpenEnvMcpEndpoint(OpenEnvSocket):
     async def answer(self, request: FeatureRequest) -> Response:
         if request.method != "POST":
             return await super().answer(request)
-        return JSONResponse(await self._answered(request, None))
+        return JSONResponse(await self._reply(request, None))
 
     async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:  # noqa: ARG002
-        return _text(await self._answered(message, _query_id(message, "session_id")))
+        return _text(await self._reply(message, _query_id(message, "session_id")))
 
-    async def _answered(self, request: FeatureRequest, sid: str | None) -> dict[str, Any]:
+    async def _reply(self, request: FeatureRequest, sid: str | None) -> dict[str, Any]:
         try:
             content = await self.parsed(request)
         except HttpRefusedError as error:
@@ -261,10 +265,10 @@ class OpenEnvMcpEndpoint(OpenEnvSocket):
 
 
 class EpisodeSocket(OpenEnvSocket):
-    """A WebSocket that plays episodes one after the other; with `?session_id=` those of an OpenEnv session.
+    """A WebSocket that plays episodes one after the other. With `?session_id=` it plays those of an OpenEnv session.
 
-    An episode doesn't end with the WebSocket. Another WebSocket continues it by a reset with the episode's id, or by
-    the same OpenEnv session.
+    An episode doesn't end with the WebSocket. Another WebSocket can continue the episode: by a reset with the
+    episode's id, or with the same OpenEnv session.
     """
 
     async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
@@ -277,7 +281,7 @@ class EpisodeSocket(OpenEnvSocket):
                 return _error(INVALID_JSON, str(error))
             if isinstance(parsed, str):
                 return parsed
-            reply = await self._answered(message, parsed, memory)
+            reply = await self._reply(message, parsed, memory)
         except HttpRefusedError as error:
             return _error(CODES.get(error.status, VALIDATION_ERROR), str(error))
         except REFUSALS as error:
@@ -285,7 +289,7 @@ class EpisodeSocket(OpenEnvSocket):
             return _error(code, sentence(error))
         return None if reply is None else _text(reply)
 
-    async def _answered(self, request: FeatureRequest, message: BaseModel, memory: dict[str, Any]) -> Any:
+    async def _reply(self, request: FeatureRequest, message: BaseModel, memory: dict[str, Any]) -> Any:
         """Return the answer to a message. `memory` caches the current episode of this WebSocket."""
         caller, sid = request.caller, _query_id(request, "session_id")
         env = await self.env(request)
@@ -323,7 +327,7 @@ class EpisodeSocket(OpenEnvSocket):
 
 
 def _read(content: Any) -> BaseModel | str:
-    """Return a client's message; if it is invalid, return the error message to send."""
+    """Return a client's message. If it is invalid, return the error to send, as text."""
     kind = content.get("type") if isinstance(content, dict) else None
     if not isinstance(kind, str) or kind not in MESSAGES:
         problem = f"Unknown message type: {kind!r}"[:200]

@@ -14,7 +14,7 @@ from toolpack_trainers.openenv.messages import AnswerAction, CallTool, ResetData
 from toolpack_trainers.openenv.settings import OpenEnvSettings
 from toolpack_trainers.task_episodes import (
     ANSWER,
-    ANSWER_ABOUT,
+    ANSWER_DESCRIPTION,
     ANSWER_SCHEMA,
     NO_TOOL,
     OVER,
@@ -29,7 +29,7 @@ from toolpack_trainers.task_episodes import (
 
 EPISODE = "openenv-episode"  # label with the id of the episode
 PLAYS = "openenv-plays"  # label of an alias, with the id of the session that it refers to
-ANSWER_TOOL = {"name": ANSWER, "description": ANSWER_ABOUT, "input_schema": ANSWER_SCHEMA}
+ANSWER_TOOL = {"name": ANSWER, "description": ANSWER_DESCRIPTION, "input_schema": ANSWER_SCHEMA}
 NO_STATE = {"episode_id": None, "step_count": 0, "done": False, "reward": None, "task": None, "session_id": None}
 
 ERROR_TYPES = {NO_TOOL: "tool_not_found", WRONG_INPUT: "invalid_args", OVER: "execution_error"}
@@ -57,10 +57,10 @@ class OpenEnvEpisodes(TaskEpisodes):
     async def reset(
         self, caller: Caller, env: str, data: ResetData, sid: str | None = None
     ) -> tuple[TaskEpisode, dict[str, Any]]:
-        """Begin an episode, or continue the one with the given id. Return it and its first observation.
+        """Begin an episode, or continue the episode with the given id. Return the episode and its first observation.
 
         Args:
-            sid: The OpenEnv session that plays the episode; None: the episode's id is used.
+            sid: The OpenEnv session that plays the episode. None: the episode's id is used as the session's id.
         """
         if data.task is not None and data.index is not None:
             raise HttpRefusedError(400, "Reset either with task, or with index and its split, not with both.")
@@ -71,7 +71,7 @@ class OpenEnvEpisodes(TaskEpisodes):
             if index is None:  # the same seed, or else the same episode id, draws the same task
                 draw_seed = str(episode_id if data.seed is None else data.seed)
                 index = random.Random(draw_seed).randrange(len(await self.tasks(caller, env, data.split)))  # noqa: S311
-                if self.app.settings.isolation != "process":  # sessions can't be seeded: the seed only drew the task
+                if self.app.settings.isolation != "process":  # without executors a session can't have the seed
                     data = data.model_copy(update={"seed": None})
             task = (await self.task(caller, env, data.split, index))["task"]
         elif not task.startswith(f"{env}/"):
@@ -79,20 +79,20 @@ class OpenEnvEpisodes(TaskEpisodes):
         player, spec = sid or episode_id, data.spec(task)
         try:
             episode, agent_task = await self._begin(caller, episode_id, spec, player)
-        except HttpRefusedError:
+        except HttpRefusedError:  # perhaps the episode began under another OpenEnv session, which is a label
             first = await self._first_sid(caller, episode_id)
             if first is None or first == player:
                 raise
             episode, agent_task = await self._begin(caller, episode_id, spec, first)
         if episode.labels[self.label] != player or (sid is not None and data.episode_id is not None):
-            await self._play_with(caller, player, episode)
+            await self._make_current(caller, player, episode)
         prompt = messages_of(agent_task)
-        lone = len(prompt) == 1 and prompt[0]["role"] == "user"
+        is_single = len(prompt) == 1 and prompt[0]["role"] == "user"
         text = "\n\n".join(
-            message["content"] if lone else f"{message['role']}: {message['content']}" for message in prompt
+            message["content"] if is_single else f"{message['role']}: {message['content']}" for message in prompt
         )
         metadata = {"episode_id": episode_id, "session_id": episode.session_id, "task": episode.task}
-        # A new episode isn't done.
+        # Only an episode that was continued can be done.
         done = data.episode_id is not None and (await self.agent_task(caller, episode))["done"]
         return episode, _observation({"prompt": text, "messages": prompt}, done=done, metadata=metadata)
 
@@ -100,15 +100,17 @@ class OpenEnvEpisodes(TaskEpisodes):
         self, caller: Caller, episode_id: str, spec: TaskSpec, sid: str
     ) -> tuple[TaskEpisode, dict[str, Any]]:
         settings = self.app.settings.of(OpenEnvSettings)
-        labels, each = {self.label: sid, EPISODE: episode_id}, settings.rewards == "each"
-        return await self.begin(caller, episode_id, spec, labels, each=each, ttl=settings.ttl_seconds)
+        labels, rewards_each_call = {self.label: sid, EPISODE: episode_id}, settings.rewards == "each"
+        return await self.begin(
+            caller, episode_id, spec, labels, rewards_each_call=rewards_each_call, ttl=settings.ttl_seconds
+        )
 
     async def _first_sid(self, caller: Caller, episode_id: str) -> str | None:
         """Return the OpenEnv session that began an episode, or None if there is no such episode."""
         sessions = await self.app.invoke(caller, "list_sessions", {"labels": {EPISODE: episode_id}, "limit": PAGE})
         return next((session["labels"][self.label] for session in sessions if "parent" not in session), None)
 
-    async def _play_with(self, caller: Caller, sid: str, episode: TaskEpisode) -> None:
+    async def _make_current(self, caller: Caller, sid: str, episode: TaskEpisode) -> None:
         """Make this episode the current one of an OpenEnv session, with an alias if needed."""
         newest = await self.newest(caller, sid)
         if newest is None or newest.session_id != episode.session_id:
@@ -158,10 +160,11 @@ class OpenEnvEpisodes(TaskEpisodes):
         call_id: str | None,
         seconds: float | None = None,
     ) -> PlayedCall:
+        """Call a tool. Without an id, the call gets a new one."""
         return await self.call(caller, episode, name, arguments, call_id or uuid.uuid4().hex, seconds=seconds)
 
     async def tools(self, caller: Caller, env: str, episode: TaskEpisode | None) -> list[dict[str, Any]]:
-        """Return the tools of an episode; without an episode, those of the toolpack."""
+        """Return the tools of an episode, or of the toolpack if there is no episode."""
         functions = await (self.functions_of(caller, env) if episode is None else self.functions(caller, episode))
         tools = [
             {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
@@ -192,6 +195,9 @@ class OpenEnvEpisodes(TaskEpisodes):
 def _observation(
     content: dict[str, Any], *, reward: float | None = None, done: bool = False, metadata: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return an observation in OpenEnv's form. The metadata is beside it, so that clients don't show it to a model."""
+    """Return an observation in OpenEnv's form.
+
+    The metadata is beside the observation, so that clients don't show it to a model.
+    """
     trainer_only = {"metadata": metadata} if metadata else {}
     return {"observation": {**content, "metadata": {}}, "reward": reward, "done": done, **trainer_only}

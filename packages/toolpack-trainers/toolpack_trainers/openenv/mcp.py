@@ -1,4 +1,4 @@
-"""OpenEnv's MCP: tools over JSON-RPC, for clients that step without rewards.
+"""OpenEnv's variant of MCP: tools over JSON-RPC, for clients that call tools without asking for rewards.
 
 A refused request is answered with a JSON-RPC error. A failed function is answered with a result that has the error
 text.
@@ -45,7 +45,7 @@ class OpenEnvMcp:
         """Return the response to a request.
 
         Args:
-            sid: OpenEnv's session id of the WebSocket; None if it has none.
+            sid: The OpenEnv session of the WebSocket, or None without one.
         """
         id_: Any = None
         try:
@@ -59,9 +59,9 @@ class OpenEnvMcp:
                 raise OpenEnvMcpError(
                     METHOD_NOT_FOUND, f"Method not found: {request.method[:200]}. There are {', '.join(METHODS)}."
                 )
-            kind, do = method
+            kind, handle = method
             try:
-                result = await do(self, caller, env, read_message(kind, request.params, "params"), sid)
+                result = await handle(self, caller, env, read_message(kind, request.params, "params"), sid)
             except HttpRefusedError as error:
                 raise OpenEnvMcpError(INVALID_PARAMS, str(error)) from None
         except OpenEnvMcpError as error:
@@ -108,6 +108,7 @@ METHODS: dict[str, tuple[type[OpenEnvShape], Any]] = {
 
 
 def failure(id_: Any, code: int, message: str) -> dict[str, Any]:
+    """Return a JSON-RPC error response."""
     return {"jsonrpc": "2.0", "id": id_, "error": {"code": code, "message": message, "data": None}}
 
 

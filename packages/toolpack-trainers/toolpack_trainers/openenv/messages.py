@@ -1,8 +1,8 @@
 """Messages of OpenEnv 0.10 clients: HTTP requests, WebSocket messages, and actions.
 
-The models follow `openenv.core.env_server`, and define what it leaves open, such as the parameters of a reset. Unknown
-parameters are rejected, not ignored. A model's arguments and answers may be anything: errors in them become an
-observation.
+The classes follow `openenv.core.env_server`, and also define details that it leaves open, such as the parameters of a
+reset. Unknown parameters are rejected, not ignored. The arguments and answers of a language model aren't validated
+here: errors in them become an observation, which the language model can react to.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,6 +19,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class OpenEnvShape(BaseModel):
+    """Base class of the messages and their parts."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
@@ -71,12 +73,15 @@ class AnswerAction(OpenEnvAction):
     answer: SkipValidation[str] = ""
 
 
-def _typed(action: Any) -> Any:
-    """Return an action with its type. A tool call may omit it, because OpenEnv's own class has it as a default."""
+def _add_type(action: Any) -> Any:
+    """Return an action with its type.
+
+    A tool call may omit the type, because it has a default in OpenEnv's own class.
+    """
     return {"type": "call_tool", **action} if isinstance(action, dict) and "tool_name" in action else action
 
 
-AnyAction = Annotated[ListTools | CallTool | AnswerAction, Field(discriminator="type"), BeforeValidator(_typed)]
+AnyAction = Annotated[ListTools | CallTool | AnswerAction, Field(discriminator="type"), BeforeValidator(_add_type)]
 
 
 class StepBody(OpenEnvShape):
@@ -157,11 +162,15 @@ class OpenEnvRangeBody(OpenEnvSplitBody):
 
 
 def read_message(kind: type[M], content: Any, what: str) -> M:
-    """Return a client's JSON as a model. Raise as `read`, with OpenEnv's status for invalid messages."""
+    """Return a client's JSON as a message.
+
+    Raises:
+        HttpRefusedError: The JSON is invalid. The status is OpenEnv's for invalid messages.
+    """
     return read(kind, content, what, UNPROCESSABLE)
 
 
-# Clients such as verifiers recognise by this title that the environment has tools, which they then list.
+# From this title, clients such as verifiers conclude that the environment has tools, and list them.
 ACTION_SCHEMA: dict[str, Any] = {"title": "Action", **TypeAdapter(AnyAction).json_schema()}
 
 RESET_OBSERVATION_SCHEMA: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Endpoints of the Open Reward Standard, for the `openreward` SDK 0.1.
 
 The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`. An overloaded, starting or
-stopping server answers 503, which clients retry, and never 500, which they don't.
+stopping server answers 503, because clients retry after 503 but not after 500.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from toolpack_trainers.ors.episodes import OrsEpisodes, block_of
 from toolpack_trainers.task_episodes import ALL, TaskSpec, messages_of, read
 
 SIGN_SECONDS = 10.0  # between keep-alive comments; clients give up after 30 s of silence
-CHUNK = 32 * 1024  # bytes of a result in one event; clients read lines of up to 128 KiB
+CHUNK = 32 * 1024  # max bytes of a result in one event; clients read lines of up to 128 KiB
 MAX_ID = 64
-CLIENTS_OWN = {"api_key", "OPENREWARD_API_KEY"}  # secrets that the SDK sends by itself: copies of the token
+SDK_SECRETS = {"api_key", "OPENREWARD_API_KEY"}  # secrets that the SDK sends by itself: copies of the token
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -58,7 +58,8 @@ class RangeBody(SplitBody):
     stop: int | None = None
 
 
-def _one_line(text: str) -> str:
+def _check_one_line(text: str) -> str:
+    """Refuse an id that can't be the data of an event."""
     if not text.isprintable() or text != text.strip():
         raise PydanticCustomError("one_line", "An id can't contain line breaks, or begin or end with spaces")
     return text
@@ -67,7 +68,7 @@ def _one_line(text: str) -> str:
 class CallBody(OrsBody):
     name: str
     input: Any = None
-    task_id: Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(_one_line)] | None = None
+    task_id: Annotated[str, Field(min_length=1, max_length=MAX_ID), AfterValidator(_check_one_line)] | None = None
 
 
 class NoBody(OrsBody):
@@ -75,7 +76,7 @@ class NoBody(OrsBody):
 
 
 class OrsEndpoint(EpisodeEndpoint):
-    """Base class of ORS's endpoints. The token comes as a bearer token or in `X-API-Key`, as the SDK sends it."""
+    """Base class of ORS's endpoints. The token may be a bearer token, or in the header `X-API-Key` of the SDK."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -102,6 +103,7 @@ class OrsEndpoint(EpisodeEndpoint):
 
 
 def _episode_id(request: FeatureRequest) -> str:
+    """Return the episode's id in the header, and refuse a request without a valid one."""
     sid = request.headers.get("x-session-id", "").strip()
     if not 0 < len(sid) <= MAX_ID:
         raise HttpRefusedError(
@@ -113,12 +115,13 @@ def _episode_id(request: FeatureRequest) -> str:
 
 
 def _check_secrets(request: FeatureRequest) -> None:
+    """Refuse a request with secrets for the environment, because no environment here uses them."""
     header = request.headers.get("x-secrets", "")
     try:
         names = set(json.loads(base64.b64decode(header, validate=True))) if header else set()
     except (ValueError, TypeError, RecursionError):
         names = {"invalid header"}
-    if not names <= CLIENTS_OWN:
+    if not names <= SDK_SECRETS:
         raise HttpRefusedError(400, "X-Secrets: the environments of this server don't accept secrets: send none.")
 
 
@@ -154,7 +157,9 @@ class NewIdEndpoint(OrsEndpoint):
         return stream_response(_events([("task_id", uuid.uuid4().hex), ("end", "")]))
 
 
-class OldIdEndpoint(OrsEndpoint):
+class DeleteSessionEndpoint(OrsEndpoint):
+    """Confirms the end of an id, which needs no action: `DeleteEndpoint` has ended the episode."""
+
     async def answer(self, request: FeatureRequest) -> Response:
         return JSONResponse({"sid": _episode_id(request)})
 
@@ -204,7 +209,7 @@ class SplitsEndpoint(OrsEndpoint):
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
-        return JSONResponse(await self.episodes.described_splits(request.caller, await self.env(request)))
+        return JSONResponse(await self.episodes.typed_splits(request.caller, await self.env(request)))
 
 
 class TasksEndpoint(OrsEndpoint):
@@ -243,8 +248,8 @@ class PromptEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
         episode = await self.episodes.find(request.caller, _episode_id(request))
         prompt = messages_of(await self.episodes.agent_task(request.caller, episode))
-        lone = len(prompt) == 1 and prompt[0]["role"] == "user"
-        texts = [message["content"] if lone else f"{message['role']}: {message['content']}" for message in prompt]
+        is_single = len(prompt) == 1 and prompt[0]["role"] == "user"
+        texts = [message["content"] if is_single else f"{message['role']}: {message['content']}" for message in prompt]
         return JSONResponse([block_of(text) for text in texts])
 
 
@@ -277,7 +282,7 @@ class ScoreGroupEndpoint(OrsEndpoint):
 class CallEndpoint(OrsEndpoint):
     """Calls a tool, once per `task_id`.
 
-    The stream begins with the `task_id`. After a lost connection the client sends it again to resume.
+    The stream begins with the `task_id`. After a lost connection the client sends the `task_id` again, to resume.
     """
 
     async def answer(self, request: FeatureRequest) -> Response:
@@ -285,9 +290,9 @@ class CallEndpoint(OrsEndpoint):
         episode = await self.episodes.find(request.caller, sid)
         task_id = body.task_id or uuid.uuid4().hex
         work = partial(self.episodes.output, request.caller, episode, body.name, body.input, task_id)
-        return stream_response(self._answered(task_id, work, request, sid))
+        return stream_response(self._stream(task_id, work, request, sid))
 
-    async def _answered(
+    async def _stream(
         self, task_id: str, work: Callable[[], Coroutine[Any, Any, Any]], request: FeatureRequest, sid: str
     ) -> AsyncIterator[bytes]:
         """Yield the id before the call begins, keep-alive comments while it runs, and its result in pieces.
@@ -314,6 +319,7 @@ class CallEndpoint(OrsEndpoint):
 
 
 def _event(name: str, text: str) -> bytes:
+    """Return an event. Its data must be one line."""
     return event(name, " ".join(text.splitlines()).encode())
 
 
@@ -323,7 +329,7 @@ async def _events(events: list[tuple[str, str]]) -> AsyncIterator[bytes]:
 
 
 def _pieces(result: Any) -> list[str]:
-    """Split a result's JSON into pieces for events. No piece begins with a space, as clients would remove it."""
+    """Split a result's JSON into pieces for events. No piece begins with a space, because clients would remove it."""
     text = json.dumps(result, separators=(",", ":"))  # with spaces only inside strings, where they can be escaped
     if len(text) <= CHUNK:
         return [text]

@@ -7,17 +7,17 @@ from toolpack_server.features.api.core import App, Caller, HttpRefusedError, Ses
 from toolpack_trainers.ors.settings import OrsSettings
 from toolpack_trainers.task_episodes import (
     ANSWER,
-    ANSWER_ABOUT,
+    ANSWER_DESCRIPTION,
     ANSWER_SCHEMA,
     TaskEpisode,
     TaskEpisodes,
     TaskSpec,
 )
 
-MAX_CACHED = 10_000  # episodes whose session ids are cached
+MAX_CACHED = 10_000  # max number of cached episodes
 
-ANSWER_TOOL = {"name": ANSWER, "description": ANSWER_ABOUT, "input_schema": ANSWER_SCHEMA}
-TERMINAL_TOOL = {"name": ANSWER, "arg": "answer", "description": ANSWER_ABOUT}
+ANSWER_TOOL = {"name": ANSWER, "description": ANSWER_DESCRIPTION, "input_schema": ANSWER_SCHEMA}
+TERMINAL_TOOL = {"name": ANSWER, "arg": "answer", "description": ANSWER_DESCRIPTION}
 
 
 class OrsEpisodes(TaskEpisodes):
@@ -34,17 +34,19 @@ class OrsEpisodes(TaskEpisodes):
         return _tools(await self.functions_of(caller, env))
 
     async def create(self, caller: Caller, sid: str, spec: TaskSpec) -> None:
-        """Create the session of an episode. The same request again changes nothing."""
+        """Create the session of an episode. A repeated request changes nothing."""
         settings = self.app.settings.of(OrsSettings)
-        each = settings.rewards == "each"
-        episode, _ = await self.begin(caller, sid, spec, {self.label: sid}, each=each, ttl=settings.ttl_seconds)
+        rewards_each_call = settings.rewards == "each"
+        episode, _ = await self.begin(
+            caller, sid, spec, {self.label: sid}, rewards_each_call=rewards_each_call, ttl=settings.ttl_seconds
+        )
         self._remember(caller, sid, episode)
 
     async def find(self, caller: Caller, sid: str) -> TaskEpisode:
         """Return the episode with an id.
 
         Raises:
-            HttpRefusedError: There is no such episode.
+            HttpRefusedError: No episode has the id.
         """
         cached = self._cache.get((caller.owner, sid))
         if cached is not None:
@@ -70,15 +72,20 @@ class OrsEpisodes(TaskEpisodes):
             raise _not_found() from None
 
     def forget(self, caller: Caller, sid: str) -> None:
+        """Remove an episode from the cache."""
         self._cache.pop((caller.owner, sid), None)
 
     async def tools(self, caller: Caller, episode: TaskEpisode) -> dict[str, Any]:
+        """Return the tools of an episode."""
         return _tools(await self.functions(caller, episode))
 
     async def output(
         self, caller: Caller, episode: TaskEpisode, tool: str, arguments: Any, task_id: str
     ) -> dict[str, Any]:
-        """Call a tool and return the protocol's answer. A repeated request with the same `task_id` runs nothing."""
+        """Call a tool and return the protocol's answer.
+
+        A repeated request with the same `task_id` runs nothing again.
+        """
         played = await self.call(caller, episode, tool, arguments, task_id)
         if played.reason is not None:
             return {"ok": False, "error": played.result, "reason": played.reason}
@@ -96,6 +103,7 @@ def _not_found() -> HttpRefusedError:
 
 
 def block_of(text: str) -> dict[str, Any]:
+    """Return a text as a block."""
     return {"text": text, "detail": None, "type": "text"}
 
 
@@ -114,12 +122,14 @@ def _blocks(result: Any) -> list[dict[str, Any]]:
 
 
 def _is_content(block: Any) -> bool:
+    """Return whether a value is a text or an image in the form of MCP."""
     texts = {"text": ("text",), "image": ("data", "mimeType")}
     kind = block.get("type") if isinstance(block, dict) else None
     return isinstance(kind, str) and kind in texts and all(isinstance(block.get(name), str) for name in texts[kind])
 
 
 def _tools(functions: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return functions and the tool for the answer as the list of tools."""
     tools = [
         {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
         for function in functions

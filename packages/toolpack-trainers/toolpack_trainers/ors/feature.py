@@ -18,7 +18,7 @@ class OrsFeature(Feature):
         "/version": f"{_ENDPOINTS}:VersionEndpoint",
         "/list_environments": f"{_ENDPOINTS}:EnvironmentsEndpoint",
         "/create_session": f"{_ENDPOINTS}:NewIdEndpoint",
-        "/delete_session": f"{_ENDPOINTS}:OldIdEndpoint",
+        "/delete_session": f"{_ENDPOINTS}:DeleteSessionEndpoint",
         "/create": f"{_ENDPOINTS}:CreateEndpoint",
         "/ping": f"{_ENDPOINTS}:PingEndpoint",
         "/delete": f"{_ENDPOINTS}:DeleteEndpoint",
