@@ -84,7 +84,7 @@ def test_executor_gets_only_the_data_that_its_request_names():
     looked = Looked(Snapshot({"shop": "1"}, {"shop": b"mine"}), lambda at: versions.append(at) or looked.world)
     travelling = Transport(looked)
     request = travelling.write(Unsealed(), 0)
-    assert (request.head["fields"]["world"]["given"], request.pieces) == (["shop"], [b"mine"])
+    assert (request.head["fields"]["world"]["sent"], request.pieces) == (["shop"], [b"mine"])
     assert travelling.supply(["/world", "shop"], Unsealed()).pieces == [b"mine"]
     assert travelling.supply(["/at", 3], Unsealed()).pieces == [b"mine"]
     assert travelling.supply(["/at/3", "shop"], Unsealed()).pieces == [b"mine"]

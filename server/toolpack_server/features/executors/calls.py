@@ -1,7 +1,9 @@
 """Transport of calls to an executor and back, and the executor's cache of environments.
 
-The worker decides. Its request lists the environments that the executor should have in its cache. The executor asks for
-the missing ones, and the worker checks each answer.
+An executor keeps the environments of its last calls as objects, so that the next call of a session needn't decode them.
+The worker decides which of them may be used: its request lists the parts of environments that the executor should have
+in its cache, and contains the bytes of the other parts. If the cache has dropped a part, the executor asks for its
+bytes. The worker checks each answer.
 """
 
 import itertools
@@ -57,7 +59,7 @@ from toolpack_server.jsonio.strict import Fragment, dumps
 from toolpack_server.volumes.volume import SLOTS, is_piece
 
 LIVE_BYTES = 4 * 2**20  # size of an executor's cache in bytes of snapshots; the objects take 4 to 8 times as much
-RUNTIMES = 256  # cached in an executor
+RUNTIMES = 256  # max `SessionRuntime`s that an executor caches
 COMPARISON_STARTS = "/comparing"  # sent in place of a part's name when a read-only check starts
 CUT_BYTES = 128  # maximum size of the placeholder for a result that was cut
 
@@ -77,8 +79,10 @@ class ProcessReference(NamedTuple):
 
 
 class CallTransport(Transport[Outcome]):
+    """Transport of one call. It prefers the executor that has the session's environments in its cache."""
+
     _operation: RunCall
-    _tags = itertools.count()
+    _tags = itertools.count()  # numbers of calls, as keys of executors' caches
 
     def __init__(self, operation: RunCall) -> None:
         self._operation = operation
@@ -116,11 +120,11 @@ class CallTransport(Transport[Outcome]):
             "compares": plan.compares,
             "tracebacks": plan.tracebacks,
             "parts": part_ids(self._snapshot, self._parts),
-            "given": missing,
-            "held": held,
+            "sent": missing,  # the names of the parts in the frame's pieces
+            "cached": held,
             "tag": self._tag,
             # As text: a time after the year 2554 has more than 64 bits, which isn't allowed beside fragments.
-            "conditions": plan.policy and Fragment(dumps(dump_policy(plan.policy))),
+            "policy": plan.policy and Fragment(dumps(dump_policy(plan.policy))),
         }
         pieces = [unseal_part(codec, self._snapshot, part) for part in missing]
         self._operation.start()
@@ -175,7 +179,7 @@ class CallTransport(Transport[Outcome]):
             outcome.blobs = {part: context.codec.seal(part, payload) for part, payload in sealed}
             outcome.live = dict.fromkeys(live, ProcessReference(process, self._tag))
             if plan.policy is not None:
-                outcome.digests = _policy_values(head["found"], changed, plan.policy)
+                outcome.digests = _digests(head["digests"], changed, plan.policy)
             outcome.changed = _counts(head["changed"], self._volumes)
         else:
             outcome.failure = _failure(head, plan, context.max_result_bytes)
@@ -219,22 +223,22 @@ class _Calls:
         head, context = request.head, self._context
         offered = None if head["offered"] is None else frozenset(head["offered"])
         plan = self._runtime(tuple(head["toolpacks"]), offered).plan(head["function"], head["kwargs"])
-        # The worker knows which functions broke their read-only mark in any executor.
+        # Only the worker knows which functions changed an environment, in any executor, although they are read-only.
         plan.trusted -= frozenset(head["distrusted"])
         plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
         plan.comparing = self._report_comparison
-        plan.policy = head["conditions"] and load_policy(head["conditions"])
-        blobs = dict(zip(head["given"], request.pieces, strict=True))
+        plan.policy = head["policy"] and load_policy(head["policy"])
+        blobs = dict(zip(head["sent"], request.pieces, strict=True))
         snapshot = Snapshot(head["parts"], LazyParts(self._ask, blobs))
         sizes = {part: len(blob) for part, blob in blobs.items()}
-        for part, tag in head["held"].items():
+        for part, tag in head["cached"].items():
             live = self._live.pop((tag, part))
             if live is not None:
                 snapshot.live[part], sizes[part] = live
         outcome = run_steps(call_steps(plan, snapshot, context), context.interruptible)
         sizes.update({part: len(blob) for part, blob in snapshot.blobs.items()})
         sizes.update({part: len(blob) for part, (_, blob) in outcome.blobs.items()})
-        unused = {(head["held"][part], part): (live, sizes[part]) for part, live in snapshot.live.items()}
+        unused = {(head["cached"][part], part): (live, sizes[part]) for part, live in snapshot.live.items()}
         used = {(head["tag"], part): (live, sizes.get(part, 0)) for part, live in outcome.live.items()}
         self._live.put_all({**unused, **used})  # at least the last environment stays, even if it exceeds the size
         comparison = outcome.comparison
@@ -246,7 +250,7 @@ class _Calls:
             "nested": len(outcome.nested),
             "blobs": [*outcome.blobs],
             "live": [*outcome.live],
-            "found": outcome.digests,
+            "digests": outcome.digests,
             "changed": outcome.changed or {},
         }
         return Frame(answer, [outcome.result or b"", *outcome.nested, *(blob for _, blob in outcome.blobs.values())])
@@ -258,14 +262,14 @@ class _Calls:
         return SessionRuntime(self._context.codec.catalog.functions(toolpacks), timeout_seconds=0, offered=offered)
 
 
-def _policy_values(values: Any, parts: Iterable[str], policy: ExecutionPolicy) -> dict[str, Any]:
-    """Check and read what the execution policy computed for the changed parts. Raises as `Transport.read`."""
+def _digests(values: Any, parts: Iterable[str], policy: ExecutionPolicy) -> dict[str, Any]:
+    """Check and return the digests that the execution policy computed for changed parts. Raises as `Transport.read`."""
     check_answer(isinstance(values, dict) and values.keys() == {*parts})
     return {part: policy.digest_type.validate_python(value) for part, value in values.items()}
 
 
 def _counts(counts: Any, volumes: Sequence[Stored]) -> dict[str, int]:
-    """Check and read the number of changes in each volume. Raises as `Transport.read`."""
+    """Check and return the number of changes in each volume. Raises as `Transport.read`."""
     check_answer(isinstance(counts, dict) and counts.keys() <= {stored.name for stored in volumes})
     check_answer(all(type(count) is int and count >= 0 for count in counts.values()))
     return dict(counts)
@@ -281,7 +285,7 @@ def _check_result(result: bytes, *, content: bool) -> None:
 
 
 def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure:
-    """Check and read the failure of a call. The executor has cut its texts already."""
+    """Check and return the failure of a call. The executor has cut its texts already. Raises as `Transport.read`."""
     members, traceback, raised_at = head["failure"], head["traceback"], head["raised_at"]
     kind, message, why = members["kind"], members["message"], Failure(members["why"])
     errors, similar = members["errors"], members["similar"]
@@ -295,6 +299,8 @@ def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure
 
 
 class _Transports(dict[type[RunnerOperation[Any]], type[Transport[Any]]]):
+    """The transports by operation, with a default that depends on the form of the result."""
+
     def __missing__(self, kind: type[RunnerOperation[Any]]) -> type[Transport[Any]]:
         return BytesTransport if kind.shape is None else Transport
 
@@ -308,4 +314,4 @@ TRANSPORTS = _Transports(
         PatchVolumes: JsonPieceTransport,
     }
 )
-"""The transport of each operation. Others use `BytesTransport` or `Transport`, depending on their result."""
+"""The transport of each operation. Operations that aren't listed use `BytesTransport` or `Transport`."""

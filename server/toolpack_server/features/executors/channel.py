@@ -1,8 +1,8 @@
 """Channel of frames between a worker and an executor. A frame is plain JSON and pieces of bytes.
 
 The worker treats an executor's frames as an attacker's input. A frame starts with its lengths, and its JSON has the
-length of each piece; the receiver rejects a frame that is longer than allowed before it reads it. Each side sends one
-frame and then waits for one.
+length of each piece. So the receiver can reject a frame that is longer than allowed before it reads the frame. Each
+side sends one frame and then waits for a frame of the other side.
 """
 
 import socket
@@ -15,11 +15,11 @@ from toolpack_server.base.errors import InternalSignal, TooLargeError
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.rpc.parsing import has_more_values
 
-MAX_HEAD_BYTES = 4 * 2**20  # of the JSON in an executor's frame
-MAX_HEAD_VALUES = 250_000
+MAX_HEAD_BYTES = 4 * 2**20  # max size of the JSON in an executor's frame
+MAX_HEAD_VALUES = 250_000  # max number of values in that JSON
 
 _LENGTHS = struct.Struct("<II")  # bytes of the JSON, and of all pieces together
-_AT_ONCE = 65_536
+_AT_ONCE = 65_536  # bytes of one read, and max bytes of pieces that are copied to be sent with the JSON
 
 
 class Frame(NamedTuple):
@@ -33,7 +33,7 @@ class ExecutorGoneError(InternalSignal):
     """The process at the other end of a channel has exited.
 
     Attributes:
-        unread: The process exited before it read the last frame.
+        unread: The process exited before it read the last frame, so it hasn't begun with the request in it.
     """
 
     def __init__(self, *, unread: bool = False) -> None:
@@ -111,7 +111,7 @@ class Channel:
             if allows is not None and not allows(sizes):
                 raise ValueError(f"{len(sizes)} pieces with {size} bytes in total are more than the request allows")
             data = self._read_until(data, start + size)
-        except ConnectionResetError:  # the process exited with unread data
+        except ConnectionResetError:  # the process exited, and its socket still had unread data
             raise ExecutorGoneError(unread=True) from None
         except OSError:
             raise ExecutorGoneError from None
@@ -145,7 +145,7 @@ class Channel:
             return
 
     def detach(self) -> None:
-        """Close the socket in a process that a function forked, so that the other end sees when the executor exits."""
+        """Close the socket in a process that a function forked. Otherwise the worker wouldn't see the executor exit."""
         detach([self._socket.fileno()])
 
     def close(self) -> None:

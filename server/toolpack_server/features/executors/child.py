@@ -1,6 +1,7 @@
-"""The worker's side of its zygote and of each executor.
+"""Zygote and executors, as their worker sees them.
 
-An executor is killed through a pidfd, never by its process id, which the system may have given to another process.
+An executor is killed through a pidfd. The system may have given its process id to another process, but a pidfd always
+means the same process.
 """
 
 import contextlib
@@ -67,7 +68,8 @@ class Zygote:
 
     def _start(self) -> None:
         answer = self._launch()
-        if answer.get("threads"):  # an import starts threads, which a fork doesn't copy: let each executor import
+        # If importing the toolpacks starts threads, which a fork doesn't copy, let each executor import them instead.
+        if answer.get("threads"):
             self.close()
             self._configuration = replace(self._configuration, preload=False)
             answer = self._launch()
@@ -159,9 +161,9 @@ class ExecutorProcess:
         self._output = output
         self.number = next(_next_number)  # unique in this process
         self.calls = 0
-        self.clean = True  # whether it has run only operations that leave no traces
-        self.awaits_answer = False  # whether the last request isn't answered yet
-        self._begun = False  # whether the executor has sent a frame since the last request
+        self.clean = True  # the executor has run only operations that leave no traces
+        self.awaits_answer = False  # the last request isn't answered yet
+        self._begun = False  # the executor has sent a frame since the last request
         self.idle_since = time.monotonic()
         self.retired = False
         self._ended = ended  # pipe with the exit status, from the zygote
@@ -174,6 +176,7 @@ class ExecutorProcess:
         self._speaks.register(output.fileno(), select.POLLIN)
 
     def _greeting(self) -> Mapping[str, Any]:
+        """Read the first frame of the executor, which it sends when it is ready or can't be set up."""
         try:
             return self._channel.receive(allows=lambda sizes: not sizes).head
         except ExecutorGoneError:
@@ -205,7 +208,8 @@ class ExecutorProcess:
             descriptor = os.pidfd_open(process)
         except (KeyError, OSError, TypeError, ValueError, OverflowError):
             raise ExecutorGoneError from None
-        # Don't trust the process id in the greeting: `kill` must never hit another process.
+        # The greeting may name another process, which `kill` must never hit. So check its parent, the zygote. The
+        # pidfd was opened before, and the process must still run, so both checks are about the same process.
         if system.parent_of(process) != self._zygote or _is_ready(descriptor):
             os.close(descriptor)
             raise ExecutorGoneError
@@ -214,8 +218,12 @@ class ExecutorProcess:
         self._poller.register(descriptor, select.POLLIN)
 
     def ask(self, head: Mapping[str, Any], pieces: Sequence[bytes] = ()) -> None:
-        """Send a request, or the data that the executor asked for."""
-        self._begun &= self.awaits_answer
+        """Send a request, or the data that the executor asked for.
+
+        Raises:
+            ExecutorGoneError: The executor has exited. `unread` is true only if it hasn't begun with the request.
+        """
+        self._begun &= self.awaits_answer  # a new request: not begun
         self.awaits_answer = True
         try:
             self._channel.send(head, pieces)
@@ -229,7 +237,7 @@ class ExecutorProcess:
             allows: Returns whether the frame may have pieces of these sizes.
 
         Raises:
-            ExecutorGoneError: The executor has exited. `unread` is true only if it hasn't begun.
+            ExecutorGoneError: The executor has exited. `unread` is true only if it hasn't begun with the request.
             ValueError: The data isn't a valid frame.
         """
         self._output.wait_for(self._channel.fileno(), self._speaks)
@@ -244,7 +252,11 @@ class ExecutorProcess:
         return frame
 
     def printed(self, *, rest: bool = False) -> str:
-        """Return the text that the executor printed, for the log. `rest` reads the rest of an exited executor first."""
+        """Return the text that the executor has printed since the last call of this method, for the log.
+
+        Args:
+            rest: Read the remaining output first, because the executor may have exited.
+        """
         if rest:
             self._output.read()
         return self._output.take()

@@ -1,7 +1,8 @@
 """Main loop of an executor, a process that handles requests one after the other in its main thread.
 
-The executor exits when the worker closes the connection. After each request it reports leftovers of the function
-(threads, child processes, a changed working directory); the worker then replaces the executor.
+The executor exits when the worker closes the connection. After each request, the executor reports whether the function
+has left something behind: threads, child processes or a changed working directory. The worker then replaces the
+executor.
 """
 
 import contextlib
@@ -42,16 +43,16 @@ class Configuration:
     packs: list[str]
     preload: bool  # whether the zygote imports the toolpacks; else each executor does
     operations: list[str]  # as `module:class`
-    conditions: list[str]  # likewise
-    max_environment_bytes: int  # snapshot of a part
-    max_result_bytes: int  # result of a call as JSON
-    max_answer_bytes: int
+    policies: list[str]  # classes of execution policies, as `module:class`
+    max_environment_bytes: int  # maximum size of the snapshot of a part
+    max_result_bytes: int  # maximum size of the result of a call as JSON
+    max_answer_bytes: int  # maximum size of all pieces of an answer
     sandbox: list[str]
     hidden: list[str]  # the server's own files and folders, which the sandbox hides
-    volumes: list[str]  # as `module:class`
-    limits: list[Any]  # of volumes
+    volumes: list[str]  # kinds of volumes, as `module:class`
+    limits: list[Any]  # the values of `Limits` for volumes
     scratch_dir: str | None
-    scratch_bytes: int  # maximum size of one executor's files there
+    scratch_bytes: int  # maximum size of one executor's files in the scratch folder
     memory_bytes: int  # maximum memory beyond an executor's memory at the start; 0: no limit
 
 
@@ -67,9 +68,9 @@ def run_executor(
     """Turn this process into an executor, and handle requests until the worker closes the connection.
 
     Args:
-        catalog: The toolpacks; None: the executor imports them. It enters the sandbox first, because a sandbox doesn't
+        catalog: The toolpacks. None: the executor imports them. It enters the sandbox first, because a sandbox doesn't
             apply to threads that run already.
-        scratch: The parent folder of the executor's own folder. The zygote removes the latter.
+        scratch: The parent folder of the executor's own folder. The zygote removes the own folder.
     """
     system.end_with_parent(zygote)
     system.adopt_orphans()
@@ -80,7 +81,7 @@ def run_executor(
     try:
         own = scratch / str(os.getpid())
         own.mkdir(mode=0o700)
-        with system.STATM.open() as statm:
+        with system.STATM.open() as statm:  # opened before the sandbox, which may hide the file
             _confine(sandbox, configuration, own)
             if catalog is None:
                 catalog = load_catalog([*map(Path, configuration.pack_dirs)], configuration.packs, build=False)
@@ -123,6 +124,7 @@ def run_executor(
 
 
 def _confine(sandbox: Sandbox, configuration: Configuration, folder: Path) -> None:
+    """Enter the sandbox, and use the executor's own folder for temporary files."""
     sandbox.enter(folder)
     if "files" in configuration.sandbox:
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the only folder that it can write to
@@ -135,6 +137,7 @@ def _volume_context(configuration: Configuration, folder: Path) -> VolumeContext
 
 
 def _has_leftovers(watch: Watch, toolpacks: Iterable[str], folder: str) -> bool:
+    """Return whether a request has left threads or child processes, or has changed the working directory."""
     try:
         moved = os.getcwd() != folder  # noqa: PTH109 - as above
     except OSError:
@@ -143,9 +146,10 @@ def _has_leftovers(watch: Watch, toolpacks: Iterable[str], folder: str) -> bool:
 
 
 def _sigterm_handler(executor: int) -> Any:
-    """Return a SIGTERM handler that ignores the signal in the executor and has the default effect in its children.
+    """Return a SIGTERM handler that ignores the signal in the executor, and has the default effect in its children.
 
-    A service manager may send SIGTERM to all processes of the server. An executor that exits would lose its call.
+    A service manager may send SIGTERM to all processes of the server, which then finishes the running calls. If the
+    executor ended at the signal, its call would be lost.
     """
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -157,7 +161,10 @@ def _sigterm_handler(executor: int) -> Any:
 
 
 def _reseed_numpy() -> None:
-    """Reseed numpy's global generator after the fork, as Python does with `random`."""
+    """Reseed numpy's global generator after the fork, as Python does with `random`, if numpy was imported.
+
+    Otherwise all executors would draw the same numbers.
+    """
     numpy = sys.modules.get("numpy.random")
     if numpy is not None and threading.current_thread() is threading.main_thread():
         numpy.seed()

@@ -1,7 +1,8 @@
 """Output of an executor, which the worker copies into the log.
 
-An executor's standard output is a pipe and not the server's output, where it could forge log lines or truncate the
-file. The worker keeps a limited amount per request. It reads and drops the rest, so that the executor doesn't block.
+The standard output of an executor is a pipe. With the server's own output, a function could forge log lines or truncate
+the log file. The worker keeps a limited amount of text per request. It reads and drops the rest, so that the executor
+doesn't block.
 """
 
 import os
@@ -9,7 +10,7 @@ import select
 
 from toolpack_server.base.terminal import printable
 
-MAX_BYTES = 16_384  # kept per request
+MAX_BYTES = 16_384  # max bytes that are kept per request
 DELAY_SECONDS = 0.01  # between two reads of an executor that prints more
 _AT_ONCE = 65_536
 
@@ -27,10 +28,14 @@ class Output:
         return self._descriptor
 
     def wait_for(self, channel: int, poller: select.poll, seconds: float | None = None) -> bool:
-        """Read output until the channel is readable. Return False if neither is readable for `seconds`.
+        """Read output until the channel is readable. Return False if the executor sends and prints nothing for a time.
 
-        The poller has both descriptors, the channel first. Text that was printed before an answer has been read when
-        this returns.
+        When this returns, all text that was printed before an answer has been read.
+
+        Args:
+            channel: The descriptor of the channel.
+            poller: Has the descriptors of the channel and of this output.
+            seconds: The time; None: no limit.
         """
         while True:
             ready = {descriptor for descriptor, _ in poller.poll(None if seconds is None else seconds * 1000)}
@@ -40,7 +45,7 @@ class Output:
                 poller.unregister(self._descriptor)
             if channel in ready:
                 return True
-            if self._dropped:
+            if self._dropped:  # the executor prints much: read more slowly, to save the worker's CPU time
                 only = select.poll()
                 only.register(channel, select.POLLIN)
                 only.poll(DELAY_SECONDS * 1000)

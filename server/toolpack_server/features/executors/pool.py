@@ -1,8 +1,8 @@
 """Pool of a worker's executors: assigns them to requests, and starts and stops them.
 
-An executor serves one request at a time. One executor is kept spare, so that a request needn't wait for a fork. A
-function can alter its executor. So operations that must be trusted run only in *clean* executors, which have run no
-function.
+An executor serves one request at a time. One executor is always spare, so that a request needn't wait for a fork. A
+function can alter its executor. So operations with trusted results, such as evaluations, run only in *clean* executors,
+which have run no function.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from toolpack_server.features.executors.metrics import ENDED, EXECUTORS, STARTED
 from toolpack_server.features.executors.settings import ExecutorsSettings
 from toolpack_server.observability.metrics import Metrics
 
-# After a peak, the environments of sessions are spread over many executors. One in so many calls moves its session to
-# the executor that was used last. In the end few executors do all the work, which keeps their data in the CPU's cache.
+# After a peak, the environments of sessions are spread over many executors. So one in this many calls moves its session
+# to the executor that was used last. In the end few executors do all the work, and the CPU's cache holds their data.
 MIGRATE_EVERY = 16
 IDLE_SECONDS = 60.0  # after which an unused executor is stopped
 STOPPING = "The server is stopping; nothing was changed. Send the call again with its call_id."
@@ -137,8 +137,8 @@ class Pool:
     def _choose(self, prefer: int | None, *, clean: bool) -> int | None:
         """Choose an idle executor: the preferred one, or every `MIGRATE_EVERY`th time the one that was used last.
 
-        Return None if no executor is idle, or none is clean although `clean` is required. For other requests, clean
-        executors are chosen only if no other is idle.
+        Return None if no idle executor fits. A request that needs a clean executor gets only a clean one. Any other
+        request gets a clean one only if no other executor is idle.
         """
         fitting = [number for number in self._idle if self._children[number].clean == clean]
         if not fitting and not clean:
@@ -170,6 +170,7 @@ class Pool:
         raise OverloadedError(STOPPING)
 
     def _start_spare(self) -> None:
+        """Start a spare executor, unless one is idle or there are too many. Failures are logged and ignored."""
         with self._changed:
             if self._closed or self._idle or len(self._children) + self._starting >= self._max:
                 return
@@ -193,6 +194,7 @@ class Pool:
         self._end(child, "idle")
 
     def _end(self, child: ExecutorProcess, why: str) -> None:
+        """Kill an executor, and count the reason in the metrics. Start a spare one if needed."""
         with self._changed:
             del self._children[child.number]
             self._metrics.count(ENDED, why)

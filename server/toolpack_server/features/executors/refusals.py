@@ -1,8 +1,8 @@
 """Serialisation of errors from an executor to the worker.
 
-An error that refuses a request must keep its class, or the worker would take it for a failure of the function. The
-executor sends the class's name, the texts and a few plain values. The worker sets all other attributes to their
-defaults.
+An error that refuses a request must keep its class. Otherwise the worker would take the error for a failure of the
+function. The executor sends the name of the class, the texts and a few plain values. The worker sets all other
+attributes to their defaults.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """Checks whether this system supports the isolation that the settings demand.
 
-If it doesn't, the server refuses to start; isolation is never dropped silently. Without process isolation, only this
-module of the package is imported.
+If the system doesn't support it, the server refuses to start, because isolation must never be dropped silently. Modules
+that only Linux can import are imported here only with process isolation.
 """
 
 import sys
@@ -12,6 +12,7 @@ from toolpack_server.features.executors.settings import ExecutorsSettings
 
 
 def check_isolation(settings: Settings) -> None:
+    """Raise a `SettingsError` if this system lacks the isolation or the sandbox of the settings."""
     sandbox = settings.of(ExecutorsSettings).sandbox
     if settings.isolation != "process":
         if sandbox:

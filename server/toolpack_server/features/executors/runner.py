@@ -1,7 +1,8 @@
 """Runner that executes operations in executors.
 
-It treats all operations alike. The operation's transport unseals and seals snapshots in this process, because executors
-don't have the key, and checks the answers. Texts of an executor are cut before they get into the log or an error.
+The runner treats all operations alike. The transport of an operation unseals and seals snapshots in the worker, because
+executors don't have the key, and checks the answers. Texts of an executor are cut before they get into the log or an
+error.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ from toolpack_server.volumes.volume import Limits
 
 T = TypeVar("T")
 
-ATTEMPTS = 3  # to find an executor that reads the request
+ATTEMPTS = 3  # executors that are tried, until one reads the request
 STOPPED = "The processes for toolpacks' code have exited; nothing was changed. Send the call again with its call_id."
 
 
@@ -48,13 +49,13 @@ def start_executors(
     metrics: Metrics,
     interruptible: Callable[[], InterruptibleBlock],
     operations: Iterable[type[RunnerOperation[Any]]],
-    conditions: Iterable[type[ExecutionPolicy]],
+    policies: Iterable[type[ExecutionPolicy]],
 ) -> "ExecutorRunner":
     """Start the zygote and a first executor, and return the runner.
 
     Args:
         operations: The operations that executors must support.
-        conditions: The execution policies that executors must support.
+        policies: The execution policies that executors must support.
 
     Raises:
         StartError: The toolpacks can't be loaded, or no executor can be started.
@@ -66,7 +67,7 @@ def start_executors(
         packs=[*settings.packs],
         preload=True,
         operations=[*map(path_of, operations)],
-        conditions=[*map(path_of, conditions)],
+        policies=[*map(path_of, policies)],
         max_environment_bytes=settings.max_environment_bytes,
         max_result_bytes=settings.max_result_bytes,
         max_answer_bytes=settings.max_session_bytes + settings.max_reply_bytes,
@@ -83,6 +84,8 @@ def start_executors(
 
 
 class ExecutorRunner:
+    """Runner that executes each operation in an executor of the pool; see `Runner`."""
+
     def __init__(
         self,
         context: ExecutionContext,
@@ -115,7 +118,7 @@ class ExecutorRunner:
                         child.retired = answer.head.get("retire") is not False or "fault" in answer.head or overloaded
                         _raise_refusal(answer)
                         return transport.read(answer, self._context, child.number)
-                    except ExecutorGoneError as gone:
+                    except ExecutorGoneError as gone:  # an executor that hasn't read the request is replaced by another
                         how = None if gone.unread else child.exit_reason()
                         if how is not None:
                             raise CrashedError(
@@ -136,6 +139,7 @@ class ExecutorRunner:
         raise OverloadedError(STOPPED)
 
     def _answer(self, child: ExecutorProcess, operation: RunnerOperation[T], transport: Transport[T]) -> Frame:
+        """Send a request, supply the data that the executor asks for, and return the answer. Log what it printed."""
         request = transport.write(self._codec, child.number)
         allows = partial(transport.allows, context=self._context)
         trace = running_trace()
@@ -167,6 +171,7 @@ class ExecutorRunner:
 
 
 def _raise_refusal(answer: Frame) -> None:
+    """Raise the error in an answer, if the request was refused or failed because of a bug of the server."""
     head = answer.head
     if "fault" in head:
         rows = str(head["fault"])[:MAX_TEXT].splitlines()

@@ -1,8 +1,8 @@
 """Sandbox of an executor, by Landlock and seccomp. Neither needs privileges.
 
-With Landlock (landlock(7)) a process permanently gives up access to files, and signals to processes outside its domain.
-`system_calls` blocks other system calls with seccomp. Everything that isn't allowed is refused. Each executor has its
-own domain, so it can reach neither the server nor other executors.
+With Landlock (landlock(7)), a process permanently gives up access to files outside a list. It also gives up signals to
+processes outside its *domain*, the processes that share its rules. Each executor has its own domain, so it can reach
+neither the server nor other executors. `system_calls` blocks other system calls with seccomp.
 """
 
 import ctypes
@@ -41,6 +41,7 @@ _PR_SET_SECCOMP, _FILTER = 22, 2
 
 
 def check_sandbox() -> None:
+    """Raise a `SettingsError` if this system doesn't support the sandbox."""
     version = system.LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))
     if version < SIGNALS_VERSION:
         offer = f"version {version}" if version > 0 else "none"
@@ -90,7 +91,9 @@ class Sandbox:
             for descriptor, rights in self._allowed:
                 _call(_ADD_RULE, ruleset, ctypes.c_uint32(_PATH_BENEATH), struct.pack("=Qi", rights, descriptor), 0)
                 os.close(descriptor)
-            os.open(_OWN_GROUP, os.O_PATH | os.O_CLOEXEC)  # stays open: else its inode, and so its rule, may change
+            # This file stays open, because a file of /proc may get another inode when it isn't open. Its rule is bound
+            # to the inode.
+            os.open(_OWN_GROUP, os.O_PATH | os.O_CLOEXEC)
             _call(_RESTRICT_SELF, ruleset, ctypes.c_uint32(0))
             os.close(ruleset)
         text = ctypes.create_string_buffer(self._filter, len(self._filter))

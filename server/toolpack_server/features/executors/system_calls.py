@@ -1,7 +1,7 @@
 """seccomp(2) filter with the system calls that an executor can't make.
 
-A filter sees the number and the arguments of a system call, but not the memory that they point to. If that isn't enough
-to decide, the call is always refused. A refused call raises `PermissionError`.
+A filter sees the number and the arguments of a system call, but not the memory to which the arguments point. If the
+decision depends on that memory, the call is always refused. A refused call raises `PermissionError`.
 """
 
 import errno

@@ -1,12 +1,17 @@
 """Transport of operations to an executor and back: serialises their fields and checks the answers.
 
 Snapshots among an operation's fields are sent as bytes. Pieces of volumes, and snapshots that a `Versions` function
-returns, are sent only when the executor asks for them. The executor can ask only for data that its request names. An
-answer is treated as an attacker's input: its form and size are checked before it is used. A wrong answer that passes
-the checks can harm only its own session.
+returns, are sent only when the executor asks for them. The executor can ask only for data that its request names. The
+worker treats an answer as an attacker's input, and checks its form and size before using it. A wrong answer that passes
+the checks can harm only its own session, because the worker stores it there.
 
-    worker:    write → request                       supply → data                  read
-    executor:                   make_handler → ask ("need")         … → answer
+The methods of a transport, in the order of their use:
+
+    worker      write           builds the request
+    executor    make_handler    handles the request, and may ask for data (`ask`)
+    worker      supply          returns the data
+    executor    answer          builds the answer
+    worker      allows, read    check the answer and return the result
 """
 
 import types
@@ -65,11 +70,15 @@ class Transport(Generic[T]):
         return Frame({"fields": self._dump("", self._operation, codec, pieces)}, pieces)
 
     def _dump(self, path: str, value: Any, codec: Codec, pieces: list[bytes]) -> Any:
+        """Return a field of the operation as JSON, and append the bytes of its snapshots to `pieces`.
+
+        `path` is the path of the field in the request. The executor names it when it asks for data of the field.
+        """
         if isinstance(value, Snapshot):
             self._named[path] = value
             whole = [part for part in value.parts if not is_piece(part)]
             pieces += [unseal_part(codec, value, part) for part in whole]
-            return {"parts": part_ids(value, value.parts), "given": whole}
+            return {"parts": part_ids(value, value.parts), "sent": whole}
         if isinstance(value, ExecutionPolicy):
             return dump_policy(value)
         if is_dataclass(value):
@@ -207,13 +216,14 @@ def path_of(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def dump_policy(conditions: ExecutionPolicy) -> list[Any]:
+def dump_policy(policy: ExecutionPolicy) -> list[Any]:
     """Return an execution policy as JSON, for an executor."""
-    return [path_of(type(conditions)), asdict(conditions)]  # type: ignore[call-overload] # all policies are dataclasses
+    return [path_of(type(policy)), asdict(policy)]  # type: ignore[call-overload] # all policies are dataclasses
 
 
-def load_policy(conditions: Sequence[Any]) -> ExecutionPolicy:
-    path, values = conditions
+def load_policy(fields: Sequence[Any]) -> ExecutionPolicy:
+    """Return the execution policy that `dump_policy` has converted to JSON."""
+    path, values = fields
     policy: ExecutionPolicy = resolve_name(path)(**values)
     return policy
 
@@ -224,9 +234,9 @@ def unseal_part(codec: Codec, snapshot: Snapshot, part: str) -> bytes:
 
 
 def part_ids(snapshot: Snapshot, parts: Iterable[str]) -> dict[str, str]:
-    """Return the parts with the blob ids of volume pieces, so that an executor finds a volume in its cache.
+    """Return the names of parts with the blob ids of volume pieces, by which an executor finds a volume in its cache.
 
-    Other parts have no id, because an executor doesn't need it.
+    The ids of other parts are empty, because an executor doesn't need them.
     """
     return {part: snapshot.parts[part] if is_piece(part) else "" for part in parts}
 
@@ -272,7 +282,7 @@ def _restore(path: str, kind: Any, value: Any, pieces: Iterator[bytes], ask: Ask
 
 
 def _snapshot(path: str, head: Any, pieces: Iterator[bytes], ask: Ask) -> Snapshot:
-    blobs = {part: next(pieces) for part in head["given"]}
+    blobs = {part: next(pieces) for part in head["sent"]}
     return Snapshot(head["parts"], LazyParts(lambda part: ask([path, part]), blobs))
 
 

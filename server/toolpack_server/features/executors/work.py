@@ -1,7 +1,7 @@
 """Request handler of an executor. Requests and answers are frames.
 
-The zygote's configuration names the supported operations. In an executor they work on unsealed bytes, because it has no
-key.
+The zygote's configuration names the supported operations. In an executor, operations work on bytes without a keyed
+hash, because an executor has no key.
 """
 
 import traceback

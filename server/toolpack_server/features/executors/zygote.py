@@ -1,9 +1,9 @@
 """Zygote: the fork server of executors, a fresh interpreter that has imported the toolpacks.
 
 A worker starts the zygote as a new program and doesn't fork it, so no key, token or connection is in its memory. The
-zygote has one thread, builds no environment and runs no function of a toolpack. It exits with its worker, and kills its
-executors and the processes that they left behind. If importing the toolpacks starts threads, which a fork doesn't copy,
-each executor imports them instead.
+zygote has one thread, builds no environment and runs no function of a toolpack. If importing the toolpacks starts
+threads, which a fork doesn't copy, each executor imports the toolpacks instead. The zygote exits with its worker. Then
+it kills its executors and the processes that they left behind.
 """
 
 import contextlib
@@ -47,7 +47,8 @@ def main(control: socket.socket) -> NoReturn:
         except StartError as error:
             answer = {"error": str(error)}
     else:
-        extend_namespace([*map(Path, configuration.pack_dirs)], [])  # so that the sandbox allows these folders
+        # Executors import the toolpacks inside the sandbox, which allows the folders of this namespace.
+        extend_namespace([*map(Path, configuration.pack_dirs)], [])
     try:
         control.send(dumps(answer))
     except BrokenPipeError:  # the worker has exited
@@ -55,7 +56,7 @@ def main(control: socket.socket) -> NoReturn:
     if "error" in answer or answer.get("threads"):
         os._exit(1)
     enable_spawn_imports(map(Path, configuration.pack_dirs))
-    for path in configuration.conditions:
+    for path in configuration.policies:
         pkgutil.resolve_name(path).load()  # once, for all executors
     gc.collect()
     gc.freeze()  # else a collection in an executor would copy every shared page
@@ -130,6 +131,7 @@ class _Forker:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (self._control, self._woken, self._wake):
                 inherited.close()
+            # Only the zygote may report exit statuses. If it exits, the worker must see the end of each of these pipes.
             for descriptor in (status, *self._executors.values()):
                 os.close(descriptor)
             run_executor(
