@@ -22,7 +22,7 @@ from serving import wait_until
 
 from toolpack_server.base.errors import SettingsError, StartError
 from toolpack_server.base.settings import Settings
-from toolpack_server.observability.suspects import MOST, Suspects
+from toolpack_server.observability.suspects import MAX_SUSPECTS, Suspects
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.inventory import Inventory
 from toolpack_server.processes import draining, pipe, supervisor, worker
@@ -639,10 +639,10 @@ def test_new_suspects_evict_the_least_suspected():
     suspects = Suspects()
     for _ in range(3):
         suspects.blame([1])
-    for call in range(2, 3 * MOST):
+    for call in range(2, 3 * MAX_SUSPECTS):
         suspects.blame([call])
     assert suspects.times(1) == 3
-    assert [suspects.times(call) for call in (2, 3 * MOST - 2, 3 * MOST - 1)] == [0, 1, 1]
+    assert [suspects.times(call) for call in (2, 3 * MAX_SUSPECTS - 2, 3 * MAX_SUSPECTS - 1)] == [0, 1, 1]
 
 
 def test_an_unfit_worker_is_retired_when_another_serves(keeper):

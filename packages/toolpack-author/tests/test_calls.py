@@ -10,7 +10,7 @@ from wrong_toolpacks import WRONG, assert_findings, check, headed, write
 from toolpack_author.checking import calls
 from toolpack_author.checking.examples import example_arguments, known_values
 from toolpack_server import TaskEnvironment
-from toolpack_server.features.authoring.checking.findings import TrialOutcome
+from toolpack_server.features.authoring.checking.findings import CheckedFunction
 from toolpack_server.functions_runtime import make_function
 from toolpack_server.packs import checks, loading
 
@@ -123,7 +123,7 @@ def test_all_functions_together_have_a_time_limit(tmp_path, monkeypatch):
 
 
 def test_no_function_of_the_catalog_is_falsely_read_only():
-    functions = [TrialOutcome(pack.name, name, "") for pack in CATALOG.toolpacks.values() for name in pack.functions]
+    functions = [CheckedFunction(pack.name, name, "") for pack in CATALOG.toolpacks.values() for name in pack.functions]
     assert not [finding for finding in calls.try_functions(lambda: CATALOG, functions) if finding.is_problem]
 
 

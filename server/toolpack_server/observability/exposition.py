@@ -1,6 +1,6 @@
 """Exposition of metrics in Prometheus' text format.
 
-Only code that shows metrics imports this module, because the import of Prometheus' library is slow.
+Only code that serves metrics imports this module, because the import of Prometheus' library is slow.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def exposition(metrics: Metrics, sessions: int | None, *, calls: bool = True) ->
     """Return all metrics in Prometheus' text format, version 0.0.4.
 
     Args:
-        metrics: The metrics of any worker. The text has the sums over all workers.
+        metrics: The metrics of any worker, from which the sums over all workers are computed.
         sessions: The number of sessions in the store, or None if unknown.
         calls: Include the metrics that name toolpacks and functions.
     """
@@ -39,6 +39,8 @@ def exposition(metrics: Metrics, sessions: int | None, *, calls: bool = True) ->
 
 
 class _Families(Collector):
+    """Adapter that gives Prometheus' library the summed metrics."""
+
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 

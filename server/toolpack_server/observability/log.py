@@ -4,9 +4,9 @@ Each line is one JSON object, at any level and with any traceback. On a terminal
 line contains a token, an agent's key, a whole session id or an unknown path. The line of a call contains arguments and
 results only if a setting says so.
 
-Calls bypass Python's `logging`, whose records would double the cost of a line. Lines of calls that end together are
-written together, because the write is the most expensive step. Events on an event loop are collected, too: they are
-written at the end of the loop's iteration, or before the next line of another kind.
+Lines of calls bypass Python's `logging`, because its records would double their cost. Lines of calls that end together
+are written together, because the write is the most expensive step. For the same reason, events that are logged in one
+iteration of an event loop are written together, at the end of the iteration or before the next message.
 """
 
 import asyncio
@@ -41,12 +41,15 @@ def configure_logging(style: Style, level: str) -> None:
 
 
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Log an event with the fields that aren't None, the request's id and its trace context."""
+    """Log an event with its fields, the id of the current request, and the request's trace context.
+
+    Fields that are None are omitted.
+    """
     if log.isEnabledFor(level):
         trace = trace_context.get()
         members = {"request_id": request_id.get() or None, **fields, **(trace.members() if trace else {})}
         extra = {"event": {k: v for k, v in members.items() if v is not None}}
-        # The same as `Logger.log`, but it doesn't look for the caller, which would take a third of the time.
+        # `Logger.log` would also search for the caller's file and line, which takes a third of the time.
         log.handle(log.makeRecord(log.name, level, "", 0, name, (), None, extra=extra))
 
 
@@ -59,16 +62,16 @@ class EndedCall(NamedTuple):
     """A finished call, for the log and the metrics.
 
     Attributes:
-        at: The time of its end, in seconds since the epoch.
-        session_id: Its session. The line contains only the first characters.
+        at: The time at which the call ended, in seconds since the epoch.
+        session_id: The session of the call. The line contains only its first characters.
         owner: The owner of the token, or None for a call by an agent's path.
-        kwargs: The JSON text of its arguments, as they were sent.
+        kwargs: The JSON text of the arguments, as the client sent them.
         outcome: `ok`, or the reason of the failure.
         result: The result as JSON, or the error's text.
         seconds: The time from arrival to answer.
         traceback: The traceback of the function's exception, if the log has tracebacks.
-        raised_at: The file, line and function that raised.
-        trace: The trace context of its request.
+        raised_at: The file, line and function that raised the exception.
+        trace: The trace context of the request.
         counted_as: The function's toolpack and registered name, for the metrics. Both are "" if the function is unknown
             or the call was refused.
     """
@@ -92,7 +95,8 @@ class CallLog:
     """Log with a line for each call.
 
     Args:
-        style: `json`, `text` or `off`; `auto`: text on a terminal, else JSON; `full`: the same with arguments.
+        style: `json`, `text` or `off`. `auto` is text on a terminal, otherwise JSON. `full` is as `auto`, with
+            arguments and results.
     """
 
     def __init__(self, style: Style, *, level: str = "info") -> None:
@@ -103,7 +107,7 @@ class CallLog:
     def write(self, calls: Iterable[EndedCall]) -> None:
         """Write the lines of these calls."""
         if self._is_on:
-            # A closed standard error stays closed, so no further line is formatted.
+            # If standard error is closed, it stays closed, so later lines aren't even formatted.
             self._is_on = _write(b"\n".join([*map(self._line, calls), b""]))
 
     def _line(self, call: EndedCall) -> bytes:
@@ -146,7 +150,7 @@ class _Handler(logging.Handler):
         self._lines: list[bytes] = []  # lines of events in this iteration of the event loop
 
     def handle(self, record: logging.LogRecord) -> bool:
-        # A tool function may log. If it were interrupted here, the handler's lock would stay held.
+        # A function may log. A deadline must not interrupt it here, because the handler's lock would stay locked.
         with uninterruptible:
             return super().handle(record)
 
@@ -155,7 +159,7 @@ class _Handler(logging.Handler):
             self._lines.append(self._line(record).encode("utf-8", "backslashreplace") + b"\n")
             if not hasattr(record, "event") or not self._flush_soon():
                 self._flush()
-        except Exception:  # noqa: BLE001 - as in all handlers: an error in a log call must not affect its caller
+        except Exception:  # noqa: BLE001 - as in all handlers, an error in a log call must not affect the caller
             self.handleError(record)
 
     def flush(self) -> None:
@@ -166,12 +170,12 @@ class _Handler(logging.Handler):
             self.release()
 
     def _flush_soon(self) -> bool:
-        """Flush at the end of this iteration of the event loop. Return False if this thread runs no loop."""
+        """Schedule a flush at the end of this iteration of the event loop. Return False if this thread has no loop."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return False
-        if len(self._lines) == 1:
+        if len(self._lines) == 1:  # otherwise the first line has scheduled the flush
             loop.call_soon(self.flush)
         return True
 
@@ -182,12 +186,12 @@ class _Handler(logging.Handler):
 
 
 def _is_text(style: Style) -> bool:
-    """Return whether lines are formatted for people: for `text`, and for other styles but `json` on a terminal."""
+    """Return whether lines are formatted for people: always for `text`, never for `json`, else only on a terminal."""
     return style == "text" or (style != "json" and sys.stderr.isatty())
 
 
 def _write(lines: bytes) -> bool:
-    """Write lines. Return False if standard error is closed, which must not stop the server."""
+    """Write lines to standard error. Return False if it is closed, because that must not stop the server."""
     try:
         sys.stderr.buffer.write(lines)
         sys.stderr.buffer.flush()
@@ -207,7 +211,7 @@ def _json_line(record: logging.LogRecord) -> str:
 
 
 def _text_line(record: logging.LogRecord) -> str:
-    """Return a line of the form `LEVEL: message`, or with the time and the fields of an event."""
+    """Return a message as `LEVEL: message`, or an event as its time, name and fields."""
     fields = getattr(record, "event", None)
     if fields is None:
         text = f"{record.levelname}: {record.getMessage()}"

@@ -1,8 +1,9 @@
 """Prometheus metrics, summed over all workers.
 
-All numbers are in memory that the workers share with their supervisor. So they survive the end of a worker and need no
-files. Labels come from registered functions and fixed words, never from clients, so each number has a slot before the
-first worker starts. Each worker has a row of slots, and only one process writes to a row.
+All numbers are in memory that the workers share with their supervisor, so they survive the end of a worker and need no
+files. Each worker has a *row* of *slots*, one slot for each number, and only one process writes to a row. All slots are
+allocated before the first worker starts. This is possible because labels come from registered functions and fixed
+words, never from clients.
 """
 
 import mmap
@@ -21,20 +22,20 @@ GAUGES = {
     "waiting_calls": "Calls waiting for their session.",
     "stuck_threads": "Threads still running a function that passed its deadline.",
     "cached_sessions": "Sessions in the workers' caches.",
-    "waiting_coroutines": "Calls whose async functions wait, without a thread.",
-    "waiting_coroutine_bytes": "Estimated memory of these calls.",
+    "waiting_coroutines": "Calls of async functions that wait without a thread.",
+    "waiting_coroutine_bytes": "Estimated memory of the calls in toolpack_waiting_coroutines.",
 }
 NUMBER_BYTES = 8
 
 
 class MetricFamily(NamedTuple):
-    """A metric of a feature: one number, or one for each value of a label.
+    """A metric of a feature: one number, or a number for each value of a label.
 
     Attributes:
-        name: Its name without the prefix `toolpack_`.
-        text: Its help text, a sentence.
+        name: The name without the prefix `toolpack_`.
+        text: The help text, a sentence.
         counts: True for a counter, which `Metrics.count` increases. False for a gauge, which `Metrics.measure` sets.
-        label: The name of the label, or "" for a single number.
+        label: The name of the label, or "" for a metric with one number.
         values: All values of the label.
     """
 
@@ -46,7 +47,12 @@ class MetricFamily(NamedTuple):
 
 
 class _Histogram:
-    """The slots of one histogram in a row: a count for each bucket, then the sum of the values."""
+    """The slots of one histogram in a row: a count for each bucket, then the sum of all values.
+
+    Args:
+        bounds: The upper bounds of the buckets. The last bucket has no bound.
+        start: The first slot.
+    """
 
     def __init__(self, bounds: Sequence[float], start: int) -> None:
         self.end = start + len(bounds) + 2
@@ -58,7 +64,11 @@ class _Histogram:
         row[self.end - 1] += value
 
     def read(self, sums: Sequence[float]) -> tuple[Sequence[tuple[float, float]], float]:
-        """Return the number of values up to each bound, and the sum of all values."""
+        """Return, for each bound, the number of values up to it, and the sum of all values.
+
+        Args:
+            sums: The sums of all slots over all rows.
+        """
         counts = accumulate(sums[self._start : self.end - 1])
         return [*zip((*self._bounds, float("inf")), counts, strict=True)], sums[self.end - 1]
 
@@ -67,8 +77,8 @@ class SummedFamily(NamedTuple):
     """A metric, summed over the workers.
 
     Attributes:
-        labels: The names of its labels.
-        samples: The number, or the result of `_Histogram.read`, for each tuple of label values.
+        labels: The names of the labels.
+        samples: By tuple of label values: the number, or for a histogram the result of `_Histogram.read`.
     """
 
     name: str
@@ -85,7 +95,7 @@ class Metrics:
         functions: The toolpack and the name of each function.
         outcomes: All outcomes of calls.
         rows: The max number of workers.
-        of_features: The metrics of each feature. A feature's metrics are shown when one of its numbers isn't 0.
+        of_features: The metrics of each feature. They are shown only if one of the feature's numbers isn't 0.
     """
 
     def __init__(
@@ -122,7 +132,7 @@ class Metrics:
         self._commit_lock = threading.Lock()
 
     def of_row(self, number: int) -> Self:
-        """Write to this row from now on, in the process of one worker, and return `self`."""
+        """Select the row to which this worker's process writes, and return `self`."""
         self._row = self._rows[number]
         self.running.of_row(number)
         return self
@@ -133,7 +143,7 @@ class Metrics:
         self._seconds[toolpack, function].observe(self._row, seconds)
 
     def committed(self, seconds: float, commits: Sequence[Commit]) -> None:
-        """Count a commit and its snapshots. Thread-safe."""
+        """Record the time of a commit and the sizes of its snapshots. Thread-safe."""
         with self._commit_lock:
             self._commit_seconds.observe(self._row, seconds)
             for commit in commits:
@@ -141,7 +151,7 @@ class Metrics:
                     self._snapshot_bytes.observe(self._row, len(blob))
 
     def count(self, family: MetricFamily, value: str = "") -> None:
-        """Add 1 to a feature's counter. The feature must hold a lock."""
+        """Add 1 to a feature's counter. The feature must hold a lock, because several threads may write."""
         self._row[self._slots[family.name, value]] += 1
 
     def measure(self, family: MetricFamily, number: float, value: str = "") -> None:
@@ -149,17 +159,17 @@ class Metrics:
         self._row[self._slots[family.name, value]] = number
 
     def worker_ended(self) -> None:
-        """Set the gauges of a worker that has ended to 0. Its counters stay."""
+        """Set the gauges of this row to 0, because its worker has ended. The counters stay."""
         for slot in self._gauges:
             self._row[slot] = 0
 
     def measured(self, *gauges: float) -> None:
-        """Set the gauges of `GAUGES`, in their order."""
+        """Set the gauges that `GAUGES` lists, in its order."""
         for slot, value in enumerate(gauges):
             self._row[slot] = value
 
     def summed(self) -> Iterator[SummedFamily]:
-        """Yield all metrics, without the numbers of functions that weren't called."""
+        """Yield all metrics, summed over all rows. Functions that were never called have no samples."""
         sums = [sum(column) for column in zip(*self._rows, strict=True)]
         for (name, text), number in zip(GAUGES.items(), sums, strict=False):
             yield SummedFamily(name, text, "gauge", (), {(): number})

@@ -1,6 +1,6 @@
-"""Running calls of each worker, so that the supervisor can log the calls that were running when a worker ended.
+"""List of the calls that each worker is running, so that the supervisor can log them when a worker ends unexpectedly.
 
-The numbers are in memory that a worker shares with its supervisor, so the supervisor can read them after the worker was
+The list is in memory that a worker shares with its supervisor, so the supervisor can read it after the worker was
 killed. Recording a call needs no lock and no system call.
 """
 
@@ -10,7 +10,7 @@ from typing import Self
 
 from toolpack_server.observability.suspects import Suspects
 
-SLOTS = 512  # max recorded calls per worker; further ones may run, but aren't recorded
+SLOTS = 512  # max recorded calls of a worker; further calls run without being recorded
 NUMBER_BYTES = 8
 
 
@@ -29,20 +29,23 @@ class RunningFunctions:
         self._names: Sequence[tuple[str, str]] = [("", ""), *functions]
         self._numbers = {name: number for number, name in enumerate(self._names) if number}
         self.suspects = Suspects()
-        # Each row has the numbers of the functions in its first half, and the numbers of the calls in its second.
+        # The first half of a row has the numbers of functions, the second half the numbers of their calls.
         memory = memoryview(mmap.mmap(-1, rows * 2 * SLOTS * NUMBER_BYTES)).cast("Q")
         self._rows = [memory[start : start + 2 * SLOTS] for start in range(0, len(memory), 2 * SLOTS)]
         self.of_row(0)
 
     def of_row(self, number: int) -> Self:
-        """Clear this row and write to it from now on, in the process of one worker, and return `self`."""
+        """Select the row to which this worker's process writes, clear it, and return `self`."""
         self._row = self._rows[number]
         self._row[:] = memoryview(bytes(2 * SLOTS * NUMBER_BYTES)).cast("Q")
         self._free: list[int] = [*range(SLOTS)]
         return self
 
     def begin(self, toolpack: str, function: str, call: int) -> int:
-        """Record that a function starts, in the call with this number. Return the slot to pass to `end`."""
+        """Record that a function starts, in the call with the number `call`.
+
+        Return the slot to pass to `end`. It is -1 if no slot is free, so the call isn't recorded.
+        """
         try:
             slot: int = self._free.pop()
         except IndexError:
@@ -52,13 +55,13 @@ class RunningFunctions:
         return slot
 
     def end(self, slot: int) -> None:
-        """Record that the function of this slot has ended."""
+        """Record that the function in this slot has ended."""
         if slot >= 0:
             self._row[slot] = self._row[SLOTS + slot] = 0
             self._free.append(slot)
 
     def names(self, row: int) -> list[str]:
-        """Return the functions that a worker is running, or was running at its end: `toolpack.function`, sorted."""
+        """Return the names `toolpack.function` that a worker is running, or was running when it ended. Sorted."""
         numbers = {number for number in self._rows[row][:SLOTS] if number < len(self._names)} - {0}
         return sorted(".".join(self._names[number]) for number in numbers)
 

@@ -1,12 +1,13 @@
 """Suspects: calls that were running when a worker ended, with the number of times that this happened.
 
-The client of a call that ends its process sends it again, so the call could end one worker after the other. The
-supervisor can't know which of a worker's calls ended it, so each is a suspect until it has completed.
+If a call ends its worker, the client gets no answer and may send the call again, so the call could end one worker after
+the other. The supervisor can't know which of a worker's calls ended it, so each call is a suspect until it completes. A
+call with `LIMIT` counts is refused.
 
-Only the supervisor adds suspects, in memory that it shares with its workers. A worker runs suspects one at a time, so
-that soon only the call to blame is left; other calls run at the same time. When a suspect completes, the caller of
-`end` decides whether its count is cleared, too. If an agent may vary calls that have the same number, a completed
-call proves nothing about the next one, so the count stays.
+Only the supervisor adds suspects, in memory that it shares with its workers. A worker runs its suspects one at a time,
+so that soon only the call to blame is left. Other calls run at the same time. When a suspect completes, the caller of
+`end` decides whether its count is reset. It isn't if an agent can send different calls with the same number, because
+one completed call then proves nothing about the next call.
 """
 
 import mmap
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Iterable
 
 LIMIT = 3  # a call that was suspected this many times isn't run again
-MOST = 256  # max suspects; a further one replaces one of those suspected least often
+MAX_SUSPECTS = 256  # a further suspect replaces a suspect with the lowest count
 NUMBER_BYTES = 8
 
 
@@ -22,16 +23,18 @@ class Suspects:
     """The suspects of a server. Each call has a number other than 0."""
 
     def __init__(self) -> None:
-        memory = memoryview(mmap.mmap(-1, (1 + 3 * MOST) * NUMBER_BYTES)).cast("Q")
-        self._any, self._calls = memory[:1], memory[1 : MOST + 1]
-        self._times, self._open = memory[MOST + 1 : 2 * MOST + 1], memory[2 * MOST + 1 :]  # open: not cleared by `end`
+        size = MAX_SUSPECTS
+        memory = memoryview(mmap.mmap(-1, (1 + 3 * size) * NUMBER_BYTES)).cast("Q")
+        self._any, self._calls = memory[:1], memory[1 : size + 1]
+        self._times, self._open = memory[size + 1 : 2 * size + 1], memory[2 * size + 1 :]  # open: not cleared by `end`
         self._turn = 0
-        self._alone = threading.Lock()
+        self._alone = threading.Lock()  # held while a suspect runs in this worker
 
     def blame(self, calls: Iterable[int]) -> None:
         """Suspect the calls that were running when a worker ended. Only the supervisor calls this.
 
-        Of the calls that were suspects before, only those suspected most often count again, as the likely cause.
+        New suspects get the count 1. Of the calls that were suspects before, only those with the highest count are
+        counted again, because they are the likely cause.
         """
         times = {call: self.times(call) if self._is_open(call) else 0 for call in calls}
         for call, before in times.items():
@@ -42,20 +45,16 @@ class Suspects:
                 self._any[0] = 1
 
     def times(self, call: int) -> int:
-        """Return how many workers a call is suspected to have ended."""
+        """Return the number of workers that a call is suspected to have ended."""
         if not self._any[0]:
             return 0
         calls = self._calls.tolist()
         return self._times[calls.index(call)] if call in calls else 0
 
     def begin(self, call: int, seconds: float) -> bool:
-        """Wait until no other suspect runs in this worker. Return True if the call now runs alone.
+        """Wait until no other suspect runs in this worker. Return True if the call is now the only one.
 
-        Return False after a timeout, or at once if the suspect was cleared.
-
-        Args:
-            call: A suspect.
-            seconds: The timeout.
+        Return False if that takes longer than `seconds`, or at once if the call is no suspect any more.
         """
         return self._is_open(call) and self._alone.acquire(timeout=seconds)
 
@@ -65,7 +64,7 @@ class Suspects:
         Args:
             call: The suspect.
             alone: The result of `begin`.
-            forget: Also reset the number of times that it was suspected.
+            forget: Also reset the suspect's count.
         """
         if alone:
             self._alone.release()
@@ -81,10 +80,11 @@ class Suspects:
         return call in calls and bool(self._open[calls.index(call)])
 
     def _slot(self, call: int) -> int:
+        """Return the slot of a suspect. For a new one, it is a slot with the lowest count, in turn."""
         calls, times = self._calls.tolist(), self._times.tolist()
         if call in calls:
             return calls.index(call)
-        self._turn = (self._turn + 1) % MOST
-        slots = [*range(self._turn, MOST), *range(self._turn)]
+        self._turn = (self._turn + 1) % MAX_SUSPECTS
+        slots = [*range(self._turn, MAX_SUSPECTS), *range(self._turn)]
         slot: int = min(slots, key=times.__getitem__)
         return slot

@@ -1,7 +1,7 @@
 """Trace context of a request: W3C Trace Context (w3.org/TR/trace-context), without any dependency.
 
-As the standard demands, invalid headers are ignored and never fail a request. Only checked values are logged, recorded
-or passed on.
+As the standard demands, invalid headers are ignored, so they never make a request fail. Only checked values are logged,
+recorded or passed on.
 """
 
 import re
@@ -10,8 +10,8 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-MAX_MEMBERS = 32  # of a tracestate
-MAX_STATE = 512  # characters of a tracestate; further members are dropped
+MAX_MEMBERS = 32  # max members of a tracestate, by the standard
+MAX_STATE = 512  # max characters of a tracestate; the last members are dropped
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _FIRST_VERSION, _NO_VERSION = "00", "ff"
@@ -28,7 +28,7 @@ class TraceContext(NamedTuple):
     Attributes:
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
-        sampled: The client records its span.
+        sampled: Whether the client records its span.
         state: The `tracestate` of tracing systems, or "".
     """
 
@@ -42,7 +42,7 @@ class TraceContext(NamedTuple):
         return f"{_FIRST_VERSION}-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
 
     def members(self) -> dict[str, str]:
-        """Return the form to log, record and pass on: `traceparent`, and `tracestate` if it isn't empty."""
+        """Return the members to log, record and pass on: `traceparent`, and `tracestate` if it isn't empty."""
         members = {TRACEPARENT: self.traceparent}
         return {**members, TRACESTATE: self.state} if self.state else members
 
@@ -51,7 +51,7 @@ trace_context: ContextVar[TraceContext | None] = ContextVar("trace_context", def
 
 
 def read_trace_context(parent: Any, state: Any = None) -> TraceContext | None:
-    """Parse a `traceparent` and a `tracestate`. Return None if the first isn't valid."""
+    """Parse a `traceparent` and a `tracestate`. Return None if the `traceparent` isn't valid."""
     match = _PARENT.fullmatch(parent) if isinstance(parent, str) else None
     if match is None:
         return None
@@ -65,7 +65,7 @@ def read_trace_context(parent: Any, state: Any = None) -> TraceContext | None:
 
 
 def accept_trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Set the trace context from a request's headers. Several `tracestate` headers are joined."""
+    """Set the trace context from a request's headers. Several `tracestate` headers count as one list."""
     headers = [*headers]
     parents, states = (
         [value.decode("latin-1").strip(" \t") for name, value in headers if name == header.encode()]
@@ -82,7 +82,7 @@ def accept_trace_members(members: Mapping[str, Any]) -> None:
 
 
 def _read_state(text: str) -> str:
-    """Return a `tracestate` without empty members, cut to `MAX_STATE`, or "" if it isn't valid."""
+    """Return a `tracestate` without empty members, cut to `MAX_STATE`. Return "" if it isn't valid."""
     members = [member for each in text.split(",") if (member := each.strip(" \t"))]
     keys = {member.partition("=")[0] for member in members}
     if len(members) > MAX_MEMBERS or len(keys) < len(members) or not all(map(_MEMBER.fullmatch, members)):

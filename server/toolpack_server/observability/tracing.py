@@ -1,7 +1,7 @@
-"""Interface between the core and a tracer: the times of a call's parts, and its parent span.
+"""Interface between the core and a tracer: the core records the times of each call, and the tracer makes spans of them.
 
-Without a tracer, a call only checks that there is none. Recording times needs no lock; the tracer reads them when the
-call has been answered.
+If the server has no tracer, nothing is recorded. Recording needs no lock, because the tracer reads the times only after
+the call was answered.
 """
 
 import time
@@ -10,50 +10,53 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 
-class AskedBy(NamedTuple):
-    """The protocol message that caused a call."""
+class RequestOrigin(NamedTuple):
+    """The protocol message that caused a call or an evaluation."""
 
     protocol: str  # `mcp` or `jsonrpc`
     method: str
     id: str | int | float | None
-    version: str = ""  # of MCP
+    version: str = ""  # the version of MCP
 
 
 class CallTrace:
-    """The recorded times of one call, in nanoseconds since the epoch. A time is 0 before it happens.
+    """The recorded times of one call, in nanoseconds since the epoch. A time is 0 until it is recorded.
 
     Attributes:
-        told: Data for the process that runs the function, if that is another one, or None.
+        process_data: Data for the process that runs the function, if it is another process, or None.
     """
 
-    __slots__ = ("commit_began", "commit_ended", "run_began", "run_ended", "told")
+    __slots__ = ("commit_began", "commit_ended", "process_data", "run_began", "run_ended")
 
     def __init__(self) -> None:
-        self.told: Mapping[str, Any] | None = None
+        self.process_data: Mapping[str, Any] | None = None
         self.run_began = self.run_ended = self.commit_began = self.commit_ended = 0
 
     def runs(self) -> None:
-        """Record the start of the call's function. This runs in the function's context."""
+        """Record the start of the call's function. Called in the context in which the function runs."""
         self.run_began = time.time_ns()
         _running.set(self)
 
     def has_run(self) -> None:
-        """Record the end of its function."""
+        """Record the end of the call's function."""
         self.run_ended = time.time_ns()
 
     def committed(self, began: int) -> None:
-        """Record the begin and the end of its commit."""
+        """Record that the call's commit began at `began` and ends now."""
         self.commit_began, self.commit_ended = began, time.time_ns()
 
-    def take(self, found: Any) -> None:
-        """Store data from the process that ran the function. Its form must be checked."""
+    def take(self, data: Any) -> None:
+        """Store data from the process that ran the function. The data isn't checked yet."""
 
 
 class Tracer(Protocol):
     """Creates spans of calls and evaluations. Its methods are fast and never raise."""
 
     def begin(self, session_id: str, function: str, arguments: bytes) -> CallTrace:
-        """Begin the span of a call. `asked_by` and `trace_context` have its message and its parent span."""
+        """Begin the span of a call.
+
+        The context variables `request_origin` and `trace_context` have the message and the parent span.
+        """
 
     def end(self, trace: CallTrace, outcome: str, result: bytes | str | None, refusal: BaseException | None) -> None:
         """End the span of a call.
@@ -67,16 +70,16 @@ class Tracer(Protocol):
     def evaluated(
         self, session_id: str, task: str, began: int, verdict: Mapping[str, Any] | None, refusal: Exception | None
     ) -> None:
-        """Create the span of a task's evaluation, which began at `began` and ended with a verdict or a refusal."""
+        """Create the span of an evaluation that began at `began` and ended now, with a verdict or a refusal."""
 
     def close(self) -> None:
-        """Send the waiting spans after the end of all calls. It runs in a thread and may take a second or two."""
+        """Send the remaining spans, after the end of all calls. Runs in a thread, and may take a second or two."""
 
 
-asked_by: ContextVar[AskedBy | None] = ContextVar("asked_by", default=None)
+request_origin: ContextVar[RequestOrigin | None] = ContextVar("request_origin", default=None)
 _running: ContextVar[CallTrace | None] = ContextVar("running", default=None)
 
 
 def running_trace() -> CallTrace | None:
-    """Return the trace of the call that the current thread is running."""
+    """Return the trace of the call that runs in the current context, or None."""
     return _running.get()

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from toolpack_server.base import errors
 from toolpack_server.jsonio.strict import Fragment, dumps, loads
 from toolpack_server.observability.log import event, shown_id
-from toolpack_server.observability.tracing import AskedBy, asked_by
+from toolpack_server.observability.tracing import RequestOrigin, request_origin
 from toolpack_server.protocol.omission import Omit, omission
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import (
@@ -118,7 +118,7 @@ class JsonRpc:
         if handler is None:
             raise self._no_method(name)
         if self._app.sessions.tracer is not None:
-            asked_by.set(AskedBy("jsonrpc", name, None))
+            request_origin.set(RequestOrigin("jsonrpc", name, None))
         try:
             result = await handler(caller, (), params, prepare)
         except REFUSALS:
@@ -166,7 +166,7 @@ class JsonRpc:
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, problem))
         name, params, request_id = request["method"], request.get("params"), request.get("id", NOID)
         if self._app.sessions.tracer is not None:
-            asked_by.set(AskedBy("jsonrpc", name, request.get("id")))
+            request_origin.set(RequestOrigin("jsonrpc", name, request.get("id")))
         handler, args = self._handlers.get(name), ()
         try:
             if handler is None or type(params) is not dict:

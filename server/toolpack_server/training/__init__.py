@@ -1,6 +1,6 @@
 """Helpers for programs that train and evaluate agents: environments of tasks, and groups of rollouts.
 
-They use only the client's methods, so they work with any server.
+The helpers use only the client's methods, so they work with any server.
 """
 
 from toolpack_server.training.rollouts import RolloutResult, Tree, rollouts

@@ -1,11 +1,11 @@
 """Environments for trainers: one rollout of a task at a time, with the task's functions as methods.
 
-Each rollout is a new session, so nothing remains of the last one. If the machine or the server fails, the rollout says
-nothing about the agent: its reward is None, never 0, and trainers leave it out.
+Each rollout is a new session, so it starts from a clean state. If the machine or the server fails, the rollout is
+invalid: its reward is None, never 0, so that trainers skip it.
 
-Each task gets a class of its own whose methods are the task's functions, because trainers (TRL's
-`environment_factory`) look for tools there. The environment's other methods aren't plain functions, so that trainers
-don't offer them to the model.
+Trainers such as TRL (`environment_factory`) take an environment's methods as the model's tools. So each task gets a
+class of its own, with the task's functions as methods. Other methods of the class, such as `close`, are hidden from
+trainers by `_NoTool`.
 """
 
 import inspect
@@ -23,14 +23,17 @@ from toolpack_server.client.methods import Session
 from toolpack_server.features.evaluation.tasks.results import Verdict
 from toolpack_server.protocol.results import Json
 
-LABEL = {"environment": "trainer"}  # of the sessions of all environments
+LABEL = {"environment": "trainer"}  # the label of the sessions of all environments
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 _PROBE_SECONDS = 60.0  # TTL of a session that is created only to list its functions
 _ANSWERED = -32014  # error code of a second answer
 
 
 class _NoTool:
-    """Decorator for methods that trainers must not offer to the model: they aren't plain functions of the class."""
+    """Decorator that hides a method from trainers, which look for plain functions in the class.
+
+    The class has this object instead of a function. An instance has the bound method, as usual.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -43,19 +46,19 @@ class _NoTool:
 class TrainingEnvironment:
     """One task, played in one session after another.
 
-    The functions of the task's agent are methods, with signatures and docstrings: `environment.get_balance()`. They
-    return the text for the model: a text result unchanged, any other result as JSON. A function's error is raised as
-    `RemoteFunctionError`, because trainers show the model the exceptions of its tools. If a function has the name of a
-    method of this class, such as `close`, its method is `close_`; the model still sees the original name.
+    The task's functions are methods with signatures and docstrings, such as `environment.get_balance()`. A method
+    returns the text for the model: a text result unchanged, any other result as JSON. If the function fails, it raises
+    `RemoteFunctionError`, because trainers show the model the exceptions of its tools. A function with the name of a
+    method of this class, such as `close`, becomes the method `close_`; the model still sees the original name.
 
     Args:
         url: The server's base URL.
         task: The task, as `toolpack/name`.
         token: A bearer token for `/rpc`, if the server requires one. Neither models nor functions see it.
-        labels: Labels of the sessions, besides `environment=trainer`. With them you can close the sessions of a program
-            that died, by `close_session`.
-        keep: Keep the sessions until they expire, and record the verdict of `get_reward`. The console's page of runs
-            then shows them.
+        labels: Labels of the sessions, in addition to `environment=trainer`. If your program dies, you can find its
+            sessions by these labels and close them with `close_session`.
+        keep: Keep the sessions until they expire, and record the verdict of `get_reward`, so that the console's page of
+            runs shows them.
         seed: The seed of the sessions: all rollouts get the same random numbers and times.
         create: Further parameters of `create_session`, such as `perturbations` and `ttl_seconds`.
 
@@ -75,7 +78,7 @@ class TrainingEnvironment:
     problem: str | None = None
 
     def __new__(cls, url: str, task: str, *, token: str | None = None, **_more: Any) -> Self:
-        """Create an environment of the class that has the task's functions."""
+        """Create an instance of the subclass that has the task's functions."""
         kind: Any = cls if "_of_task" in vars(cls) else _with_functions(cls, url, task, token)  # type: ignore[arg-type] # a class is hashable
         environment: Self = object.__new__(kind)
         return environment
@@ -167,10 +170,10 @@ class TrainingEnvironment:
     @_NoTool
     @contextmanager
     def group(self, count: int) -> Iterator[list[Self]]:
-        """Begin several rollouts from the same start: fork one session `count` times, and close all at the end.
+        """Yield environments with rollouts from the same start: forks of one session. Close them at the end.
 
-        Each fork has its number as the label `rollout`. The parent session is closed at once. It has only the label
-        `environment`, so it doesn't appear in a run.
+        Each fork has its number as the label `rollout`. The parent session is closed at once, and it lacks your labels,
+        so it doesn't count as a rollout of your run.
 
         Raises:
             ClientError: The rollouts can't begin.
@@ -232,7 +235,7 @@ class TrainingEnvironment:
         try:
             return request(self._current_agent())
         except ClientError as error:
-            if _is_wrong(error):  # the agent's own mistake: tell the agent
+            if _is_wrong(error):  # the agent's own mistake, so the agent gets the error
                 raise RemoteFunctionError(str(error)) from error
             self._invalidate(error)
             raise RuntimeError(f"the rollout is invalid: {error}") from error
@@ -242,9 +245,9 @@ class TrainingEnvironment:
         self.problem, self._is_lost = str(error), isinstance(error, NoReplyError)
 
     def _end(self) -> None:
-        """Close the session. If that fails, it ends at its TTL, or by `close_session` with its labels.
+        """Close the session. If the last request got no answer, leave the session open instead of waiting again.
 
-        If the server didn't answer before, don't wait for it again.
+        A session that isn't closed expires after its TTL.
         """
         session, self.session, self._agent = self.session, None, None
         is_lost, self._is_lost = self._is_lost, False
@@ -254,9 +257,9 @@ class TrainingEnvironment:
 
 
 def submit_answers(completions: Sequence[Any], environments: Sequence[Any], **_more: Any) -> list[None]:
-    """Submit the last message of each model as its answer. Use it as a reward function of TRL; it returns no rewards.
+    """Submit the last message of each rollout as the agent's answer. Use this as a reward function of TRL.
 
-    TRL calls it before `get_reward`, so evaluators that read the answer work.
+    It returns no rewards. TRL calls it before `get_reward`, so evaluators can read the answer.
 
     Args:
         completions: The messages of each rollout.
@@ -267,21 +270,21 @@ def submit_answers(completions: Sequence[Any], environments: Sequence[Any], **_m
         if last["role"] == "assistant" and not last.get("tool_calls"):
             content = last.get("content") or ""
             text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-            with suppress(RemoteFunctionError, RuntimeError):  # too long, or the rollout is invalid
+            with suppress(RemoteFunctionError, RuntimeError):  # the answer is too long, or the rollout is invalid
                 environment.submit_answer(text)
     return [None] * len(completions)
 
 
 def _is_wrong(error: ClientError) -> bool:
-    """Return whether the server refused a request because of its content; the server itself is fine."""
+    """Return whether the server refused a request because of its content, so that the rollout stays valid."""
     return is_unusable(error) or (isinstance(error, ReplyError) and error.code == _ANSWERED)
 
 
-@cache  # for the whole program: trainers distinguish environments by their class
+@cache  # one class per task in the whole program, because trainers distinguish environments by their class
 def _with_functions(
     base: type[TrainingEnvironment], url: str, task: str, token: str | None
 ) -> type[TrainingEnvironment]:
-    """Return the class with a task's functions; trainers show its name next to the reward. Cached by task."""
+    """Create the subclass with a task's functions. It has the task's name, which trainers show next to the reward."""
     with Client(url, token=token) as client:
         session = client.create_session(task=task, labels=LABEL, ttl_seconds=_PROBE_SECONDS)
         described: list[Any] = client.agent(session).list_functions(format="openai")["result"]
@@ -299,7 +302,7 @@ def _with_functions(
 
 
 def _method(described: Mapping[str, Any]) -> Callable[..., str]:
-    """Return the method for a function. Omitted arguments aren't sent, so the function's own defaults apply."""
+    """Create the method for a function. It doesn't send omitted arguments, so the function's own defaults apply."""
     name, schema = described["name"], described["parameters"]
     properties, required = schema.get("properties", {}), schema.get("required", ())
     ordered = sorted(properties, key=lambda each: each not in required)
@@ -331,7 +334,11 @@ def as_text(result: Json) -> str:
 
 
 def _type(spec: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
-    """Return the type hint of a parameter with this JSON Schema; a complex schema becomes a simple type."""
+    """Return the type hint of a parameter with the JSON Schema `spec`. A complex schema becomes a simple type.
+
+    Args:
+        schema: The schema of all parameters, with the definitions for `$ref`.
+    """
     if "$ref" in spec:
         return _type(schema.get("$defs", {}).get(spec["$ref"].rpartition("/")[2], {}), schema)
     kinds: list[Any] = [_type(each, schema) for each in spec.get("anyOf", ())]

@@ -1,7 +1,7 @@
 """Rollouts: attempts at tasks, in groups and many at the same time.
 
-The server holds all progress, so a program that died continues when it is started again: sessions with a recorded
-verdict are finished rollouts; unfinished ones are closed and played again.
+The server stores all progress, so a program that died can be started again and continues. A session with a recorded
+verdict is a finished rollout. Other sessions of the run are closed, and their rollouts are played again.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Tree(TypedDict, total=False):
     progress: Callable[[StepValue], object] | None
 
 
-_LABEL = "rollout"  # its value is the number of a rollout in its group
+_LABEL = "rollout"  # the label with the number of a rollout in its group
 _PAGE = 1000
 
 
@@ -40,8 +40,8 @@ class RolloutResult:
     Attributes:
         task: The task of the rollout.
         number: The number of the rollout in its group.
-        session: The session as it was when it was created or found.
-        verdict: The verdict; None if there is none because of `error`.
+        session: The session's description, from its creation, or from this program's start for a finished rollout.
+        verdict: The verdict; None if `error` prevented it.
         played: The return value of `play`; None if the rollout was finished before this program started.
         error: The exception of `play`, of the evaluation, or of the estimation of values.
         values: The values of the steps, if `tree` was given and there is a verdict.
@@ -69,20 +69,20 @@ async def rollouts(
 ) -> AsyncIterator[list[RolloutResult]]:
     """Play a group of rollouts for each task, and yield each group when it is complete.
 
-    Each rollout is a session with your labels and its number as the label `rollout`. When it ends, its verdict is
-    recorded. If you run this again with the same labels, finished rollouts are kept and only the others are played. An
-    exception of `play` is in the result; the next run plays that rollout again.
+    Each rollout is a session with your labels, and with its number as the label `rollout`. At its end, its verdict is
+    recorded. If you call this again with the same labels, only unfinished rollouts are played. If `play` raises, the
+    result has the exception, and the rollout stays unfinished.
 
     Args:
         client: A client of the server.
         tasks: The names of the tasks, as `toolpack/name`. Duplicates count once.
         play: A coroutine function that plays the agent in one session. It gets the client of the session's agent, and
             the session.
-        labels: The labels of the run. Give at least one that no other run has.
+        labels: The labels of the run. Give at least one label that no other run has.
         group: Number of rollouts of each task.
         concurrency: Maximum number of rollouts played at the same time, and of open forks of a tree.
-        tree: Also estimate the values of the steps of each rollout, as `Client.values` does:
-            `{"k": 8, "finish": play}`.
+        tree: Parameters such as `{"k": 8, "finish": play}`, to estimate also the values of the steps of each rollout;
+            see `Client.values`.
         create: Further parameters of `create_session`, such as `seed`. `perturbations` without a seed get the rollout's
             number as their seed.
 
@@ -112,7 +112,10 @@ async def rollouts(
 async def _at_once(
     jobs: Iterator[tuple[str, int]], run: Callable[[str, int], Awaitable[RolloutResult]], limit: int
 ) -> AsyncIterator[RolloutResult]:
-    """Run jobs, at most `limit` at the same time, and yield their results as they come. Cancel the rest at the end."""
+    """Run jobs, at most `limit` at the same time, and yield each result when its job is done.
+
+    If the caller stops the iteration or a job raises, the running jobs are cancelled.
+    """
     running: set[asyncio.Future[RolloutResult]] = set()
     try:
         while True:
@@ -121,7 +124,7 @@ async def _at_once(
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:  # read each exception, or asyncio logs it as never retrieved
+            for each in done:  # read all exceptions, because asyncio logs those that are never read
                 _ = each.cancelled() or each.exception()
             for each in done:
                 yield each.result()
@@ -132,7 +135,7 @@ async def _at_once(
 
 
 class _Run:
-    """A run: the rollouts that exist on the server, and a method that plays a missing one."""
+    """A run: its rollouts on the server, and the methods that play missing ones."""
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class _Run:
         return sessions
 
     async def valued(self, task: str, number: int) -> RolloutResult:
-        """Return a rollout's result, with the values of its steps if they are wanted."""
+        """Return a rollout's result, with the values of its steps if `tree` was given."""
         result = await self.rollout(task, number)
         if self._valuer is None or result.verdict is None:
             return result
@@ -187,8 +190,8 @@ class _Run:
             except ReplyError as error:
                 return RolloutResult(task, number, finished, error=error)
             return RolloutResult(task, number, finished, verdict)
-        for session in self._unfinished.get(key, ()):  # also forks that `play` created
-            with suppress(ReplyError):  # it expired, or an earlier attempt closed it and its answer was lost
+        for session in self._unfinished.get(key, ()):  # these may include forks that `play` created
+            with suppress(ReplyError):  # the session has expired, or was closed before
                 await self._client.send(closing(session["session_id"]))
         labels, create = {**self._labels, _LABEL: str(number)}, {**self._create}
         if create.get("perturbations"):

@@ -1,7 +1,7 @@
 """Environments for trainers that exchange plain text, such as SkyRL-gym and GEM.
 
-This module describes the functions to the model and parses its calls, in the format of Hermes' and Qwen's models.
-`environments` has the rollouts.
+This module describes the functions to the model and parses its calls, in the format of Hermes' and Qwen's models. The
+module `environments` plays the rollouts.
 """
 
 import copy
@@ -30,7 +30,7 @@ and wait for its result, which comes as <tool_response>. A text without a call i
 
 
 class TextEnvironment:
-    """One task, played by exchanging texts. The model writes calls between `<tool_call>` and `</tool_call>`.
+    """One task, played by exchanging texts with the model, which writes calls in `<tool_call>` elements.
 
     Args:
         url: The server's base URL.
@@ -54,12 +54,12 @@ class TextEnvironment:
         return _GUIDE.format(functions=functions, prompt=prompt)
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Make all calls in a model's text. A text without a call is submitted as the answer.
+        """Make all calls in a model's text. If the text has no call, submit it as the answer.
 
         Returns:
             As in Gymnasium: the observation (the next text for the model), the reward, terminated (the model answered),
-            truncated, and an info dictionary with `valid` and `failure`. The reward is 0 before the end. It is NaN if
-            the rollout is invalid, for the reason in `failure`: leave such a sample out.
+            truncated, and an info dictionary with `valid` and `failure`. The reward is 0 before the end. If the
+            rollout is invalid, the reward is NaN and `failure` is the reason: leave such a sample out.
         """
         self._turns += 1
         observation, answered, truncated = "", False, self._turns >= self._max_turns

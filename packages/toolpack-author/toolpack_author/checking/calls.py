@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 from toolpack_author.checking.trial import Trial
 from toolpack_server.features.api.stores import shown
-from toolpack_server.features.authoring.checking.findings import Finding, TrialOutcome
+from toolpack_server.features.authoring.checking.findings import CheckedFunction, Finding
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.processes.child import Child, follow
 
@@ -24,7 +24,7 @@ SECONDS = 30.0  # time limit of all functions together
 _CALLED, _RETURNED = b"was_called", b"returned"  # sent before and after a call, to measure its time
 
 
-def try_functions(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> list[Finding]:
+def try_functions(load: Callable[[], Catalog], functions: Sequence[CheckedFunction]) -> list[Finding]:
     """Call every function and return the findings.
 
     Args:
@@ -88,7 +88,7 @@ def _end_finding(child: Child, location: str) -> Finding:
 
 
 @contextlib.contextmanager
-def _start_child(load: Callable[[], Catalog], functions: Sequence[TrialOutcome]) -> Iterator[Child]:
+def _start_child(load: Callable[[], Catalog], functions: Sequence[CheckedFunction]) -> Iterator[Child]:
     """Start a process that calls functions, and end it after the block."""
     parent = os.getpid()
 
@@ -110,7 +110,7 @@ def _start_child(load: Callable[[], Catalog], functions: Sequence[TrialOutcome])
         child.end()
 
 
-def _try_each(load: Callable[[], Catalog], functions: Sequence[TrialOutcome], pipe: Connection) -> None:
+def _try_each(load: Callable[[], Catalog], functions: Sequence[CheckedFunction], pipe: Connection) -> None:
     """Load the toolpacks in the child process, call each function, and send the findings on each."""
     try:
         trial = Trial(load(), lambda: pipe.send_bytes(_CALLED), lambda: pipe.send_bytes(_RETURNED))

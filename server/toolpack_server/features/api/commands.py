@@ -1,4 +1,7 @@
-"""Further public names for commands of other distributions. This module imports quickly and only re-exports."""
+"""Further public names for features with commands. The module only re-exports, and imports nothing slow.
+
+Every start of the command line imports it, so a slow import would delay all commands.
+"""
 
 from toolpack_server.base.terminal import echo
 from toolpack_server.cli.local import ask_in_memory, opened_store

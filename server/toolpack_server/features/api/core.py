@@ -1,6 +1,6 @@
-"""Public names for features of other distributions; docs/reference/stability.md says how stable they are.
+"""Public names for features that other distributions provide. docs/reference/stability.md says how stable they are.
 
-The server's own features import a name from the module that defines it.
+The server's own features don't use this module: they import each name from the module that defines it.
 """
 
 from toolpack_server.base.errors import (

@@ -1,6 +1,6 @@
 """Further public names for features with a store: the store's interface, and helpers for persistent stores.
 
-This module only re-exports.
+The module only re-exports.
 """
 
 from toolpack_server.base.after_fork import detach, run_after_fork

@@ -1,6 +1,6 @@
-"""Further public names for features with a kind of volume. Executors import it, too, so it imports quickly.
+"""Further public names for features with a kind of volume. The module only re-exports.
 
-This module only re-exports.
+Executors import it, too, so it imports nothing slow.
 """
 
 from toolpack_server.base.uninterruptible import uninterruptible

@@ -1,7 +1,7 @@
-"""Sessions for tests of toolpacks, which run in the test's process without a server.
+"""Sessions for tests of toolpacks, which run in the test's process without HTTP.
 
-Such a session runs the server's own code with a store in memory, without HTTP and tokens. A test therefore sees the
-same atomicity, snapshots and errors as agents.
+A session runs the server's own code with a store in memory, so a test sees the same atomicity, snapshots and errors as
+agents.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def add_pack_dir(*folders: str | Path) -> None:
 
 
 class _FunctionCaller:
-    """Base of `Session` and `Participant`: the methods that call functions."""
+    """Base class of `Session` and `Participant`, with the methods that call functions and submit the answer."""
 
     _server: "_Server"
 
@@ -69,7 +69,7 @@ class _FunctionCaller:
         return envelope
 
     def submit_answer(self, answer: str = "") -> None:
-        """Submit the answer. It ends the agents' part of the session."""
+        """Submit the answer, which ends the agents' part of the session."""
         self._rpc("submit_answer", answer=answer)
 
     def _rpc(self, method: str, **params: Any) -> Any:
@@ -226,7 +226,7 @@ class Session(_FunctionCaller):
         return verdict
 
     def fork(self, count: int = 1) -> list["Session"]:
-        """Return new sessions that start with the current environment. They are closed with this session at latest."""
+        """Return new sessions that start with the current environment. Closing this session also closes them."""
         forks = []
         for forked in self._rpc("fork_session", count=count):
             fork = object.__new__(type(self))
@@ -255,7 +255,7 @@ class _Server:
     def __init__(self, toolpacks: Sequence[Toolpack]) -> None:
         self.closed = False
         self.catalog = _catalog(tuple(toolpacks))
-        self._failure: CallFailure | None = None  # of the last call
+        self._failure: CallFailure | None = None  # the failure of the last call
         settings: dict[str, Any] = {**_SETTINGS}
         self._service = Service(
             Settings(**settings), self.catalog, key=secrets.token_bytes(32), on_call=self._store_failure
@@ -304,7 +304,7 @@ class _Server:
         return as_made(environments)
 
     def call_error(self) -> BaseException:
-        """Return the exception of the last call, which failed."""
+        """Return the exception for the last call, which must have failed."""
         failure = self._failure
         return CallError("The call failed.") if failure is None else failure.cause or CallError(failure.text)
 
@@ -317,7 +317,11 @@ class _Server:
 
 @lru_cache(maxsize=64)
 def _catalog(toolpacks: tuple[Toolpack, ...]) -> Catalog:
-    """Return the catalog of toolpacks, checked as by a server. Cached: tests open many sessions of a toolpack."""
+    """Return the catalog of toolpacks after the checks of a server. Cached, because tests open many sessions.
+
+    Raises:
+        RegistrationError: A toolpack has a problem.
+    """
     catalog = Catalog({pack.name: pack for pack in toolpacks})
     for pack in toolpacks:
         problem = initial_problem(pack, catalog)
@@ -327,7 +331,7 @@ def _catalog(toolpacks: tuple[Toolpack, ...]) -> Catalog:
 
 
 def _json(value: Any) -> Any:
-    """Convert Python values to JSON: models, dates, and `FunctionCall` objects for nested calls."""
+    """Convert a Python value to JSON, for example a model or a date. A `FunctionCall` becomes a nested call."""
     if isinstance(value, FunctionCall):
         return {"$call": {"function": value.function, "args": _json(value.args)}}
     if isinstance(value, Mapping):

@@ -143,7 +143,7 @@ class ExecutorRunner:
         request = transport.write(self._codec, child.number)
         allows = partial(transport.allows, context=self._context)
         trace = running_trace()
-        context = {"trace": trace.told} if trace is not None and trace.told is not None else {}
+        context = {"trace": trace.process_data} if trace is not None and trace.process_data is not None else {}
         try:
             with self._interruptible().waiting(child.kill):
                 child.ask({"do": operation.name, **context, **request.head}, request.pieces)

@@ -1,4 +1,7 @@
-"""OpenTelemetry's environment variables that select what to export. The SDK reads the other ones itself."""
+"""Reader of the environment variables of OpenTelemetry that select what to export.
+
+The SDK reads all other variables itself.
+"""
 
 from collections.abc import Mapping
 from urllib.parse import urlsplit

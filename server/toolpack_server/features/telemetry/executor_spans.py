@@ -1,7 +1,7 @@
-"""Spans that functions create in executors. Executors serialise them as JSON; workers check and export them.
+"""Spans that functions create in executors. An executor serialises them as JSON, and its worker exports them.
 
-An executor may have no network, so it exports nothing itself. The worker doesn't trust its JSON: a valid span is added
-to the trace of its call, and any other is dropped.
+An executor doesn't export spans itself, because it may have no network. The worker doesn't trust an executor, so it
+checks each span: a valid span joins the trace of the call, and an invalid span is dropped.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from toolpack_server.features.telemetry.provider import create_provider
 
-MAX_SPANS = 256  # of one call
-MAX_TEXT = 4096  # characters of a name, an id, a key or a value
+MAX_SPANS = 256  # max spans of one call
+MAX_TEXT = 4096  # max characters of a name, an id, a key or a value
 SPAN_ID_BYTES = 8
-UINT64, INT64 = range(2**64), range(-(2**63), 2**63)  # what protobuf can encode
+UINT64, INT64 = range(2**64), range(-(2**63), 2**63)  # the integers that protobuf can encode
 
 
 class SpanCollector(SpanProcessor):
@@ -39,7 +39,7 @@ def run_traced(trace: Mapping[str, Any], do: Callable[[], Any]) -> tuple[Any, li
     """Call `do` in an executor, and return its result and the spans that it created, as JSON.
 
     Args:
-        trace: Trace context with the `traceparent` of the parent span.
+        trace: The trace context, with the `traceparent` of the parent span.
     """
     collector = _collector()
     collector.spans = []
@@ -52,7 +52,7 @@ def run_traced(trace: Mapping[str, Any], do: Callable[[], Any]) -> tuple[Any, li
 
 @lru_cache(1)
 def _collector() -> SpanCollector:
-    """Create this executor's tracer provider, at its first traced call."""
+    """Return this executor's span collector. The first traced call creates it and its tracer provider."""
     collector = SpanCollector()
     create_provider(Resource.get_empty(), collector)
     return collector
@@ -75,7 +75,7 @@ def _describe(span: Any) -> dict[str, Any]:
 
 
 def read_spans(claims: Any, run: SpanContext, resource: Resource) -> Iterator[ReadableSpan]:
-    """Yield the valid spans of an executor's JSON, in the trace of the span `run`."""
+    """Yield the valid spans in an executor's JSON, as spans of the trace that the span `run` belongs to."""
     for claim in claims[:MAX_SPANS] if isinstance(claims, list) else ():
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             yield _read_span(claim, run, resource)
@@ -116,7 +116,7 @@ def _time(nanoseconds: Any) -> int:
 
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as numbers and short texts."""
+    """Return a span's attributes with each value as a number or a short text."""
     items: Iterable[tuple[Any, Any]] = attributes.items()
     return {encodable(key): value if _is_number(value) else encodable(value) for key, value in items}
 
@@ -126,5 +126,5 @@ def _is_number(value: Any) -> bool:
 
 
 def encodable(value: Any, max_length: int = MAX_TEXT) -> str:
-    """Return a value as text, cut to a max length, without the lone surrogates that protobuf can't encode."""
+    """Return a value as text, cut to `max_length`. Lone surrogates, which protobuf can't encode, are replaced."""
     return str(value)[:max_length].encode("utf-8", "replace").decode()

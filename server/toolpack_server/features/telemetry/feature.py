@@ -1,6 +1,7 @@
 """Declaration of the feature `telemetry`, which is active if OpenTelemetry's variables name an endpoint.
 
-Otherwise OpenTelemetry isn't imported. If telemetry can't be set up, the server logs the reason and runs without it.
+Without an endpoint, OpenTelemetry isn't imported. If telemetry can't be set up, the server logs the reason and runs
+without telemetry.
 """
 
 import os
@@ -19,7 +20,8 @@ def create_tracer(app: App) -> Tracer | None:
         signals = exported_signals(os.environ)
         if not signals:
             return None
-        for_toolpacks = "opentelemetry" in sys.modules  # imported by a toolpack: the server imports it below
+        # The server imports OpenTelemetry only below, so a toolpack has imported it if it is loaded now.
+        for_toolpacks = "opentelemetry" in sys.modules
         from toolpack_server.features.telemetry.tracer import CallTracer  # noqa: PLC0415 - its imports are optional
 
         in_processes = app.settings.isolation == "process"

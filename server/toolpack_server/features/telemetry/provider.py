@@ -15,7 +15,7 @@ NAME = "toolpack-server"
 
 
 class IndependentIds(IdGenerator):
-    """Draws ids from the server's own generator, so that tracing doesn't change the random numbers of a function."""
+    """Draws ids from a generator of the server, because Python's shared one also gives functions random numbers."""
 
     def generate_span_id(self) -> int:
         return id_numbers.getrandbits(64) or 1
@@ -27,7 +27,7 @@ class IndependentIds(IdGenerator):
 def create_provider(
     resource: Resource, processor: SpanProcessor | None, sampler: Sampler | None = None
 ) -> TracerProvider:
-    """Create a tracer provider, and make it the global one unless a toolpack has set its own."""
+    """Create a tracer provider. Make it the global provider, unless a toolpack has set a provider."""
     provider = TracerProvider(sampler, resource, id_generator=IndependentIds(), shutdown_on_exit=False)
     if processor is not None:
         provider.add_span_processor(processor)
@@ -37,7 +37,7 @@ def create_provider(
 
 
 def create_resource() -> Resource:
-    """Create this worker's resource. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence."""
+    """Create the description of this worker. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence."""
     resource = Resource({"service.version": version(NAME), "service.instance.id": str(uuid4())})
     resource = resource.merge(Resource.create())
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):

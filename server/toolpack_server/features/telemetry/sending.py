@@ -1,7 +1,8 @@
 """Exporters and a span queue that never block a call.
 
-A call only puts its spans into the queue; the SDK's threads send them. Spans that don't fit or can't be sent are
-counted and logged, at most once a minute. Headers may contain a key, so they are sent to the configured address only.
+A call only puts its spans into the queue, and the SDK's threads send them. Spans that don't fit or can't be sent are
+counted, and logged at most once a minute. Request headers may contain a key, so they are sent only to the configured
+address: redirects aren't followed.
 """
 
 import logging
@@ -24,10 +25,10 @@ from toolpack_server.base.logger import log
 from toolpack_server.functions.leftovers import SERVER_THREADS
 
 CLOSE_SECONDS = 2.0  # time limit for the receiver when the server stops
-QUIET_SECONDS = 60.0  # minimum interval of log lines
-MAX_QUEUE_SIZE = 2048  # spans, as in the specification
+QUIET_SECONDS = 60.0  # min interval between log lines about lost spans
+MAX_QUEUE_SIZE = 2048  # spans; the default in OpenTelemetry's specification
 SERVER_THREADS |= {"OtelBatchSpanRecordProcessor", "OtelPeriodicExportingMetricReader"}
-# The exporters log every attempt, some with the receiver's whole URL, which may hold a key.
+# Silence the exporters' own loggers: they log every attempt, some with the receiver's URL, which may contain a key.
 for _name in ("exporter", "sdk._shared_internal", "sdk.metrics._internal.export", "sdk.trace.export"):
     logging.getLogger(f"opentelemetry.{_name}").setLevel(logging.CRITICAL + 1)
 
@@ -41,12 +42,12 @@ class LossLog:
         self._logged = 0
 
     def report(self, why: str) -> None:
-        """Log a failure, at most once a minute."""
+        """Log why spans are lost, at most once a minute."""
         if time.monotonic() - self._logged_at >= QUIET_SECONDS:
             self._write(why)
 
     def report_rest(self) -> None:
-        """Log the spans that were lost since the last line."""
+        """Log, when the server stops, the spans that were lost since the last log line."""
         if self.lost > self._logged:
             self._write("the server stops")
 
@@ -56,10 +57,10 @@ class LossLog:
 
 
 class Collector(requests.Session):
-    """HTTP session to the receiver, which follows no redirects.
+    """HTTP session for requests to the receiver of telemetry. It follows no redirects.
 
     Attributes:
-        outcome: How the last request ended, for the log.
+        outcome: The outcome of the last request, for the log.
     """
 
     def __init__(self) -> None:
@@ -71,12 +72,12 @@ class Collector(requests.Session):
         try:
             response = super().send(request, **{**options, "allow_redirects": False})
         except OSError as error:
-            # The text of an error of `requests` has the whole URL.
+            # Log only the class of an error of `requests`, because its text has the whole URL.
             why = type(error).__name__ if isinstance(error, requests.RequestException) else error
             self.outcome = f"{host}: {why}"
             raise
         self.outcome = f"{host} answers with status {response.status_code}"
-        if 300 <= response.status_code < 400:  # noqa: PLR2004 - the exporter would take it for a success
+        if 300 <= response.status_code < 400:  # noqa: PLR2004 - the exporter would treat a redirect as a success
             raise requests.TooManyRedirects(self.outcome, response=response)
         return response
 
@@ -92,7 +93,7 @@ class SpanExporter(OTLPSpanExporter):
         self._losses, self._collector = losses, Collector()
         self.done = 0
         super().__init__(session=self._collector)
-        run_after_fork(self.shutdown)  # a process that a function forks must not use the same connection
+        run_after_fork(self.shutdown)  # a process that a function forks must not use this connection
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self._collector.outcome = "spans can't be encoded"
@@ -105,7 +106,7 @@ class SpanExporter(OTLPSpanExporter):
                 self._losses.lost += len(spans)
                 self._losses.report(self._collector.outcome)
             elif self._losses.lost > lost:
-                self._losses.report("there are more spans than the receiver takes")
+                self._losses.report("the queue is full because the receiver is too slow")
         return result
 
 
@@ -115,7 +116,7 @@ class MetricExporter(OTLPMetricExporter):
     def __init__(self, losses: LossLog) -> None:
         self._losses, self._collector = losses, Collector()
         super().__init__(session=self._collector)
-        run_after_fork(self.shutdown)  # else a process that a function forks would send the same numbers again
+        run_after_fork(self.shutdown)  # otherwise a process that a function forks would send the same numbers again
 
     def export(self, metrics_data: MetricsData, *more: Any, **options: Any) -> MetricExportResult:
         result = super().export(metrics_data, *more, **options)
@@ -145,7 +146,7 @@ class SpanQueue(BatchSpanProcessor):
 
 
 def close_all(closing: Sequence[Callable[[], object]]) -> None:
-    """Call blocking functions in threads, and wait for them for `CLOSE_SECONDS` at most."""
+    """Call blocking functions in parallel threads. Return when all have returned, or after `CLOSE_SECONDS`."""
     deadline = time.monotonic() + CLOSE_SECONDS
     threads = [threading.Thread(target=close, name="telemetry", daemon=True) for close in closing]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Tracer of calls and evaluations: creates their spans and records their durations."""
+"""Tracer that creates OpenTelemetry spans of calls and evaluations, and records their durations as metrics."""
 
 import os
 import time
@@ -20,14 +20,14 @@ from toolpack_server.features.telemetry.provider import NAME, create_provider, c
 from toolpack_server.features.telemetry.sending import LossLog, MetricExporter, SpanQueue, close_all
 from toolpack_server.observability.request_ids import request_id
 from toolpack_server.observability.trace_context import trace_context
-from toolpack_server.observability.tracing import AskedBy, CallTrace, asked_by
+from toolpack_server.observability.tracing import CallTrace, RequestOrigin, request_origin
 from toolpack_server.rpc.codes import ERROR_INTERNAL_ERROR, describe
 from toolpack_server.sessions.call_observer import OK, REFUSED
 
 EXECUTOR = "toolpack_server.features.telemetry.executor_spans:run_traced"
-MAX_CONTENT = 16_384  # characters of arguments, and of a result
-BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)  # seconds, by the conventions for MCP
-_NOBODY = AskedBy("", "run_function", None)
+MAX_CONTENT = 16_384  # max characters of the arguments or the result in a span
+BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)  # bucket bounds in the conventions for MCP
+_NO_ORIGIN = RequestOrigin("", "run_function", None)
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -36,20 +36,22 @@ class CallSpans(CallTrace):
 
     Attributes:
         span: The span of the call.
-        below: The context of child spans.
+        below: The context in which child spans are created.
         run: The span of the function's run; None while the call is in the queue.
-        began: The time of arrival, in nanoseconds since the epoch.
-        labels: The attributes of its metrics.
-        claims: Unchecked spans that its function created in an executor, as JSON.
+        began: The time at which the call arrived, in nanoseconds since the epoch.
+        labels: The attributes of the call's metrics.
+        claims: The unchecked spans that the function created in an executor, as JSON.
     """
 
-    __slots__ = ("_tracer", "asked", "began", "below", "claims", "labels", "run", "span")
+    __slots__ = ("_tracer", "began", "below", "claims", "labels", "origin", "run", "span")
 
-    def __init__(self, tracer: "CallTracer", span: Span, asked: AskedBy, labels: dict[str, str], began: int) -> None:
+    def __init__(
+        self, tracer: "CallTracer", span: Span, origin: RequestOrigin, labels: dict[str, str], began: int
+    ) -> None:
         super().__init__()
         self._tracer = tracer
         self.span, self.below = span, set_span_in_context(span, Context())
-        self.asked, self.labels, self.began = asked, labels, began
+        self.origin, self.labels, self.began = origin, labels, began
         self.run: Span | None = None
         self.claims: Any = None
 
@@ -57,18 +59,18 @@ class CallSpans(CallTrace):
         super().runs()
         self._tracer.start_run(self)
 
-    def take(self, found: Any) -> None:
-        self.claims = found
+    def take(self, data: Any) -> None:
+        self.claims = data
 
 
 class CallTracer:
     """Traces and measures calls.
 
     Args:
-        functions: The names of all functions. Other names, which an agent may invent, aren't used in spans.
+        functions: The names of all functions. Spans have no other names, because an agent may invent any name.
         signals: The signals to export.
-        in_processes: Functions run in executors.
-        for_toolpacks: Toolpacks create spans, which become children of their calls' spans.
+        in_processes: Whether functions run in executors.
+        for_toolpacks: Whether toolpacks may create spans, which become children of the spans of their calls.
     """
 
     def __init__(
@@ -88,8 +90,8 @@ class CallTracer:
         self._tool_seconds, self._mcp_seconds = (
             histogram(name, "s", text, explicit_bucket_boundaries_advisory=BOUNDS)
             for name, text in (
-                ("gen_ai.execute_tool.duration", "Time of a call, by its function."),
-                ("mcp.server.operation.duration", "Time of a request of MCP."),
+                ("gen_ai.execute_tool.duration", "Duration of a call, by function."),
+                ("mcp.server.operation.duration", "Duration of an MCP request."),
             )
         )
 
@@ -104,25 +106,30 @@ class CallTracer:
         labels = {"gen_ai.operation.name": "execute_tool"}
         if function in self._functions:
             labels["gen_ai.tool.name"] = function
-        asked, began = asked_by.get() or _NOBODY, time.time_ns()
+        origin, began = request_origin.get() or _NO_ORIGIN, time.time_ns()
         more = {"gen_ai.tool.call.arguments": _cut(arguments)} if self._captures else {}
-        span = self._start(asked, session_id, labels.get("gen_ai.tool.name"), began, {**labels, **more})
-        return CallSpans(self, span, asked, labels, began)
+        span = self._start(origin, session_id, labels.get("gen_ai.tool.name"), began, {**labels, **more})
+        return CallSpans(self, span, origin, labels, began)
 
     def _start(
-        self, asked: AskedBy, session_id: str, name: str | None, began: int, more: Mapping[str, str] | None = None
+        self,
+        origin: RequestOrigin,
+        session_id: str,
+        name: str | None,
+        began: int,
+        more: Mapping[str, str] | None = None,
     ) -> Span:
         attributes = {
-            **_method(asked),
+            **_method(origin),
             "network.transport": "tcp" if request_id.get() else "pipe",
             "mcp.session.id": session_id,
             **(more or {}),
         }
-        if asked.id is not None:
-            attributes["jsonrpc.request.id"] = encodable(asked.id)
+        if origin.id is not None:
+            attributes["jsonrpc.request.id"] = encodable(origin.id)
         parent = trace_context.get()
         above = Context() if parent is None else _propagator.extract(parent.members(), Context())
-        span_name = f"{asked.method} {name}" if name else asked.method
+        span_name = f"{origin.method} {name}" if name else origin.method
         return self._tracer.start_span(span_name, above, SpanKind.SERVER, attributes, start_time=began)
 
     def start_run(self, trace: CallSpans) -> None:
@@ -132,21 +139,21 @@ class CallTracer:
             return
         within = set_span_in_context(trace.run, Context())
         if self._in_processes:
-            trace.told = told = {"by": EXECUTOR}
-            _propagator.inject(told, within)
+            trace.process_data = process_data = {"by": EXECUTOR}
+            _propagator.inject(process_data, within)
         else:
-            attach(within)  # for as long as the context of the call exists
+            attach(within)  # needs no detach, because the call's context ends with the call
 
     def end(self, trace: CallTrace, outcome: str, result: bytes | str | None, refusal: BaseException | None) -> None:
         if not isinstance(trace, CallSpans):
             return
         ended, span = time.time_ns(), trace.span
-        failure = _failure(trace.asked, outcome, refusal)
+        failure = _failure(trace.origin, outcome, refusal)
         labels = {**trace.labels, "error.type": failure["error.type"]} if failure else trace.labels
         seconds = (ended - trace.began) / 1e9
         self._tool_seconds.record(seconds, labels)
-        if trace.asked.protocol == "mcp":
-            self._mcp_seconds.record(seconds, {**_method(trace.asked), **labels})
+        if trace.origin.protocol == "mcp":
+            self._mcp_seconds.record(seconds, {**_method(trace.origin), **labels})
         if not span.is_recording():
             return
         if self._captures and result is not None:
@@ -164,8 +171,8 @@ class CallTracer:
     def evaluated(
         self, session_id: str, task: str, began: int, verdict: Mapping[str, Any] | None, refusal: Exception | None
     ) -> None:
-        asked = asked_by.get() or _NOBODY
-        span = self._start(asked, session_id, task, began)
+        origin = request_origin.get() or _NO_ORIGIN
+        span = self._start(origin, session_id, task, began)
         if verdict is not None:
             attributes = {
                 "gen_ai.evaluation.name": task,
@@ -175,7 +182,7 @@ class CallTracer:
                 else "invalid",
             }
             span.add_event("gen_ai.evaluation.result", attributes)
-        _end(span, _failure(asked, OK if refusal is None else REFUSED, refusal), time.time_ns())
+        _end(span, _failure(origin, OK if refusal is None else REFUSED, refusal), time.time_ns())
 
 
 def _end(span: Span, failure: Mapping[str, str], ended: int) -> None:
@@ -185,28 +192,28 @@ def _end(span: Span, failure: Mapping[str, str], ended: int) -> None:
     span.end(ended)
 
 
-def _method(asked: AskedBy) -> dict[str, str]:
-    """Return the attributes of the client's method."""
-    if asked.protocol != "mcp":
-        return {"rpc.system.name": "jsonrpc", "rpc.method": asked.method}
-    attributes = {"mcp.method.name": asked.method}
-    if asked.version:
-        attributes["mcp.protocol.version"] = asked.version
+def _method(origin: RequestOrigin) -> dict[str, str]:
+    """Return the span attributes of the client's protocol and method."""
+    if origin.protocol != "mcp":
+        return {"rpc.system.name": "jsonrpc", "rpc.method": origin.method}
+    attributes = {"mcp.method.name": origin.method}
+    if origin.version:
+        attributes["mcp.protocol.version"] = origin.version
     return attributes
 
 
-def _failure(asked: AskedBy, outcome: str, refusal: BaseException | None) -> dict[str, str]:
-    """Return the attributes of a failure; none if the call succeeded."""
+def _failure(origin: RequestOrigin, outcome: str, refusal: BaseException | None) -> dict[str, str]:
+    """Return the span attributes of a failure. Empty if the call succeeded."""
     if refusal is not None:
         code = str(describe(refusal)[0] if isinstance(refusal, RequestError) else ERROR_INTERNAL_ERROR)
         return {"error.type": code, "rpc.response.status_code": code, "toolpack.outcome": outcome}
     if outcome == OK:
         return {}
     # The conventions for MCP distinguish a failed tool from a failed request.
-    return {"error.type": "tool_error" if asked.protocol == "mcp" else outcome, "toolpack.outcome": outcome}
+    return {"error.type": "tool_error" if origin.protocol == "mcp" else outcome, "toolpack.outcome": outcome}
 
 
 def _cut(content: bytes | str) -> str:
-    """Return the start of arguments or of a result."""
+    """Return arguments or a result as text, cut to `MAX_CONTENT`."""
     text = content if isinstance(content, str) else content[:MAX_CONTENT].decode(errors="ignore")
     return encodable(text, MAX_CONTENT)

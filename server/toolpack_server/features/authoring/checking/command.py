@@ -1,8 +1,8 @@
 """The command `toolpack-server check`: find mistakes in toolpacks.
 
-It prints all problems, not only the first. Problems go to standard error and make the exit status 1. Notes point to
-code that may be intentional. This package loads toolpacks and reads their code. Other packages add checks that run the
-code, through entry points.
+It prints all problems to standard error, and a problem makes the exit status 1. It prints notes to standard output;
+they point to code that may be intentional. The checks here load toolpacks and read their code. Other distributions add
+checks that run the code, by entry points.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from toolpack_server.base.settings import Settings, load_settings, unknown_variables
 from toolpack_server.base.terminal import echo
 from toolpack_server.cli.options import packs_options
-from toolpack_server.features.authoring.checking.findings import Finding, TrialOutcome
+from toolpack_server.features.authoring.checking.findings import CheckedFunction, Finding
 from toolpack_server.features.authoring.checking.warnings import notes_on
 from toolpack_server.features.authoring.checking.writes import writes
 from toolpack_server.features.evaluation.tasks.checks import check_tasks
@@ -33,8 +33,8 @@ from toolpack_server.wiring.installed import feature_variables
 GROUP = "toolpack_server.checks"
 """The group of entry points of checks that run the code of toolpacks.
 
-Each entry point is a function of two arguments: a function that loads the toolpacks, and a list of `TrialOutcome`. It
-returns `Finding` objects.
+Each entry point is a function that returns `Finding` objects. Its arguments are a function that loads the toolpacks,
+and a list of `CheckedFunction`.
 """
 NOT_CALLED = (
     "No function was called: this needs toolpack-author. To install it, run `pip install ./packages/toolpack-author` "
@@ -72,7 +72,7 @@ def check(
     findings = [Finding(*finding) for finding in inspection.findings]
     if calls and not problems:
         from_code = {(finding.function, finding.subject) for finding in findings}
-        functions = [TrialOutcome(*function) for function in inspection.functions]
+        functions = [CheckedFunction(*function) for function in inspection.functions]
         from_calls = [finding for point in call_checks for finding in point.load()(load, functions)]
         findings += [each for each in from_calls if (each.function, each.subject) not in from_code]
     notes += [str(finding) for finding in findings if not finding.is_problem]
@@ -98,7 +98,10 @@ def check(
 
 
 class _Inspection(NamedTuple):
-    """Results of loading the toolpacks and reading their code. Plain values, because another process sends them."""
+    """Results of loading the toolpacks and reading their code.
+
+    All values are plain, because a child process computes them and sends them to this one.
+    """
 
     notes: list[str]
     problems: list[str]
@@ -115,7 +118,7 @@ def _inspect(settings: Settings) -> _Inspection:
     (notes if catalog.toolpacks else problems).extend(catalog.notices)
     notes += [] if errors else notes_on(catalog.toolpacks.values())
     functions = [
-        TrialOutcome(pack.name, function.name, location_of(function.function))
+        CheckedFunction(pack.name, function.name, location_of(function.function))
         for pack in catalog.toolpacks.values()
         for function in pack.functions.values()
     ]

@@ -13,13 +13,13 @@ class Finding:
     """A problem or a note."""
 
     location: str  # file, line and function
-    what: str  # the fault; two findings of a function with the same text are duplicates
-    advice: str = ""  # how to fix it, unless `what` says that
-    called: str = ""  # the circumstances, such as the arguments of the call
-    is_problem: bool = False  # otherwise a note
-    details: str = ""  # further lines
-    subject: str = ""  # the variable, or the part of the process's state, that all sessions share
-    function: str = ""
+    what: str  # the fault; findings of one function with equal texts are duplicates
+    advice: str = ""  # how to fix the fault, unless `what` says that
+    called: str = ""  # when the fault occurs, such as the arguments of the call
+    is_problem: bool = False  # False: a note
+    details: str = ""  # further lines, such as a traceback
+    subject: str = ""  # the shared variable or process state that the function changes, to recognize duplicates
+    function: str = ""  # the name of the function
 
     def __str__(self) -> str:
         advice = f": {self.advice}" if self.advice else ""
@@ -27,8 +27,8 @@ class Finding:
         return f"{self.location}: {self.what}{self.called}{advice}{lines}"
 
 
-class TrialOutcome(NamedTuple):
-    """A function to check: the name of its toolpack, its own name, and the location of its definition."""
+class CheckedFunction(NamedTuple):
+    """A function to check: the names of its toolpack and of the function, and the location of its definition."""
 
     toolpack: str
     name: str

@@ -1,6 +1,7 @@
-"""Notes on valid toolpacks, from their definitions and two initial environments of each.
+"""Notes on likely mistakes in valid toolpacks.
 
-The noted code may be intentional, so a server starts in spite of notes.
+The checks read each toolpack's definition, and build its initial environment twice. The code may be intentional, so
+notes don't keep a server from starting.
 """
 
 import inspect
@@ -23,13 +24,14 @@ from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.comparison import difference
 from toolpack_server.snapshots.graph import holders
 
-MAX_RECORDS, MANY_RECORDS = 10_000, 1_000  # items of one container of an environment
-MAX_NAME = 64  # characters; the limit of several model providers
+MAX_RECORDS = 10_000  # max items in a container of an environment without a note
+MANY_RECORDS = 1_000  # from this number of items on, an environment should be loaded lazily
+MAX_NAME = 64  # max characters of a function's name for several model providers
 PORTABLE_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
 
 
 def notes_on(packs: Iterable[Toolpack]) -> list[str]:
-    """Return notes on likely mistakes in toolpacks without problems."""
+    """Return notes on toolpacks that have no problems."""
     return [note for pack in packs for note in [*_environment_notes(pack), *_function_notes(pack)]]
 
 
@@ -63,7 +65,7 @@ def _environment_notes(pack: Toolpack) -> list[str]:
 
 
 def _size_notes(pack: Toolpack, environment: BaseModel) -> list[str]:
-    """Return notes on an environment that makes each call slow."""
+    """Return a note if an environment is so large that each call is slow, and can be made faster."""
     largest = max((len(held) for held in holders(environment) if type(held) in (dict, list)), default=0)
     if largest > MAX_RECORDS:
         text = (
@@ -102,7 +104,7 @@ def _function_notes(pack: Toolpack) -> list[str]:
 
 
 def _section_notes(pack: Toolpack) -> list[str]:
-    """Return at most one note, which names the sections of docstrings that agents don't see."""
+    """Return a note on the sections of docstrings that agents don't see, if there are any."""
     hidden = {each.name: hidden_sections(each.function.full_docstring) for each in pack.functions.values()}
     named = [name for name, sections in hidden.items() if sections]
     if not named:

@@ -1,8 +1,8 @@
 """Static search for writes to shared state: module variables and process state that a function changes.
 
 All sessions share this state, and no fork, reset or failed call restores it. Only writes that are certain from the
-code are reported. Writes in libraries or in functions chosen at run time aren't visible in the code; calling the
-function may find them (see `shared_state` of toolpack-author).
+function's own code are reported. Calling the function can find other writes, for example those in libraries; see
+`shared_state` of toolpack-author.
 """
 
 import ast
@@ -41,13 +41,13 @@ class SharedWrite(NamedTuple):
     """A write to shared state."""
 
     location: str  # file and line
-    name: str  # the expression in the code
-    subject: str  # the variable, or the part of the process's state
-    of_process: bool  # whether it is process state, not a module variable
+    name: str  # the expression in the code, such as `os.environ.pop`
+    subject: str  # the module variable, or the process state, such as `os.environ`
+    of_process: bool  # True: process state; False: a module variable
 
 
 def writes(function: Callable[..., Any]) -> list[SharedWrite]:
-    """Return the writes to shared state of a function and of the functions of its module that it calls."""
+    """Return the writes to shared state in a function, and in functions of the same module that it uses."""
     shared: dict[str, SharedWrite] = {}
     pending, seen = [inspect.unwrap(function)], set()
     while pending:
@@ -71,7 +71,7 @@ class _WriteSearch:
     """Finds the writes to shared state in one function.
 
     Attributes:
-        local: The names of local variables and parameters.
+        local: The names of the function's local variables and parameters.
         read: The names of all variables that the function reads.
     """
 
@@ -111,7 +111,7 @@ class _WriteSearch:
             yield from self._shared(node, node.value)
 
     def _shared(self, node: ast.expr, target: ast.expr) -> Iterator[SharedWrite]:
-        """Yield a write if the changed object is a module variable or part of one."""
+        """Yield a write if the changed object `target` is a module variable, or is reached from a module variable."""
         while isinstance(target, ast.Subscript | ast.Attribute):
             target = target.value
         if not isinstance(target, ast.Name) or target.id in self.local:
@@ -122,12 +122,12 @@ class _WriteSearch:
         yield self._write(node, target.id)
 
     def _value(self, name: str) -> Any:
-        """Return the value of a variable of the module or of the enclosing function."""
+        """Return the value of a variable of the enclosing function or of the module, or None if it has no value."""
         code = self._function.__code__
         if name in code.co_freevars and self._function.__closure__:
             try:
                 return self._function.__closure__[code.co_freevars.index(name)].cell_contents
-            except ValueError:  # an empty cell
+            except ValueError:  # the enclosing function hasn't assigned the variable yet
                 return None
         return self._function.__globals__.get(name)
 
@@ -137,6 +137,7 @@ class _WriteSearch:
 
 
 def _dotted(node: ast.expr) -> str:
+    """Return an expression such as `os.environ` as text. Return "" for any expression but names and attributes."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -1,7 +1,7 @@
-"""Conversion of a class's public methods into functions.
+"""Conversion of a class's public methods into functions, for `Toolpack.from_class`.
 
-The class isn't changed. A function looks up its method in the instance when it is called. An error names the method and
-the argument of `from_class` that excludes it.
+The class isn't changed: when a function is called, it looks up its method in the instance. If a method can't become a
+function, the error names it and says how to exclude it.
 """
 
 import functools
@@ -17,15 +17,19 @@ from toolpack_server.packs.registration import located
 from toolpack_server.snapshots.classes import annotations_of, is_foreign
 
 Methods = Iterable[str] | Callable[[Any], object]
-"""Names of methods, or a predicate that takes a method."""
+"""A selection of methods: their names, or a predicate that takes a method."""
 
 
 class ClassMethods:
-    """The public methods of a class, as far as they become functions.
+    """The public methods of a class that become functions.
+
+    Args:
+        kind: The class.
+        field: The name of the environment's field with the instance; "" with only one class.
 
     Attributes:
-        known: All attribute names of the class, with and without the field's name in front.
-        offered: The methods that become functions.
+        known: All names that a selection of methods may use: `name` and `field.name` of each attribute.
+        offered: The methods that become functions, by name.
     """
 
     def __init__(self, kind: type, field: str, read_only: Methods, exclude: Methods) -> None:
@@ -47,6 +51,7 @@ class ClassMethods:
             )
 
     def _select(self, what: str, chosen: Methods, methods: Mapping[str, Any]) -> set[str]:
+        """Return the names of the selected methods. `what` is the argument of `from_class`, for the error."""
         if not callable(chosen):
             names = names_of(chosen)
             return {name for name in methods if name in names or f"{self._field}.{name}" in names}
@@ -63,7 +68,12 @@ class ClassMethods:
         return selected
 
     def functions(self, field: str, clashing: frozenset[str]) -> list[tuple[Function, bool]]:
-        """Return the functions, each with whether it is read-only. Clashing names get the field's name as prefix."""
+        """Return the functions, each with True if it is read-only.
+
+        Args:
+            field: The name of the environment's field with the instance.
+            clashing: The names of methods that several classes have. Their functions get the prefix `<field>_`.
+        """
         functions = []
         for name, method in self.offered.items():
             with located(getattr(method, "__func__", method)):
@@ -98,14 +108,14 @@ class ClassMethods:
         return function
 
     def _named(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Set the function's name to the method's name in its class. A decorated method may have another `__name__`."""
+        """Set a function's name to the method's name in the class, because a decorator may have set another one."""
         if run.__name__ != name:
             run.__name__, run.__qualname__ = name, f"{self._kind.__qualname__}.{name}"
         return run
 
 
 def _vars_of(kind: type) -> dict[str, Any]:
-    """Return the attributes of a class and its bases, except bases of the standard library and pydantic."""
+    """Return the attributes of a class and its bases. Bases of the standard library and pydantic are skipped."""
     attributes: dict[str, Any] = {}
     for base in kind.__mro__:
         if not is_foreign(base):
@@ -115,7 +125,7 @@ def _vars_of(kind: type) -> dict[str, Any]:
 
 
 def _public_methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public methods with a docstring, unbound. The class's own methods precede those of its bases."""
+    """Yield the name and the attribute of each public method with a docstring, those of the class before its bases'."""
     for name, value in _vars_of(kind).items():
         if not name.startswith("_") and _is_method(kind, value) and _docstring(kind, name):
             yield name, value
@@ -145,10 +155,12 @@ def _docstring(kind: type, name: str) -> str:
 
 
 def names_of(chosen: Methods) -> frozenset[str]:
+    """Return the names in a selection that isn't a predicate. A single text counts as one name."""
     return frozenset([chosen] if isinstance(chosen, str) else chosen)  # type: ignore[arg-type]
 
 
 def check_names(what: str, names: frozenset[str], known: Iterable[str]) -> None:
+    """Raise `RegistrationError` if a selection of methods has an unknown name."""
     unknown = names - set(known)
     if unknown:
         raise RegistrationError(f"{what} names {min(unknown)!r}, which isn't a method: correct the name.")

@@ -1,7 +1,7 @@
-"""Reader of function signatures for classes that weren't written for agents: methods, constructors and factories.
+"""Reader of signatures of methods, constructors and factories, in classes that weren't written for agents.
 
-Such code can't always be edited, so type hints, descriptions and exact docstrings may be missing. Only signatures that
-would make a call fail are rejected.
+Authors can't always edit such classes, so type hints, descriptions and exact docstrings may be missing. A signature is
+rejected only if calls would fail.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from toolpack_server.functions.signatures import (
 
 
 def _parsed(text: str) -> docstring_parser.Docstring:
-    """Parse a docstring. If it has no known style, split it into its first line and the rest."""
+    """Parse a docstring. If parsing fails, its first line is the short description and the rest the long one."""
     try:
         return parse_docstring(text)
     except docstring_parser.ParseError:
@@ -48,8 +48,9 @@ def read_loosely(
     Args:
         name: The function's name for agents.
         receiver: Whether the first parameter is the instance, which agents don't pass.
-        only: The parameters that agents can pass, with their descriptions. None: all whose names don't begin with `_`.
-        optional: Whether agents may omit parameters without a default. These are then None.
+        only: The parameters that agents can pass, with their descriptions. None: all parameters with names that don't
+            begin with `_`.
+        optional: Whether agents may omit parameters without a default. An omitted parameter is then None.
 
     Raises:
         RegistrationError: An agent couldn't call the function; the message says why.
@@ -90,7 +91,7 @@ def read_loosely(
     )
 
 
-# Dataclasses and pydantic each have a class of this name. Its instance stands for a default from a factory.
+# Dataclasses and pydantic each have a class with this name. As a default, its instance means: a factory makes it.
 _FACTORY = "_HAS_DEFAULT_FACTORY_CLASS"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -102,7 +103,7 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[st
         hints = get_type_hints(hinted, include_extras=True)
     except Exception as error:
         raise RegistrationError(f"its type hints can't be read ({error}).") from error
-    for parameter in signature.parameters.values():  # a pydantic model's `__init__` has no hints of its own
+    for parameter in signature.parameters.values():  # for pydantic models, only the signature has the hints
         if parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str):
             hints.setdefault(parameter.name, parameter.annotation)
     return signature, hints
@@ -116,24 +117,30 @@ def _field(parameter: inspect.Parameter, hint: Any, descriptions: dict[str, str]
     check_default(parameter.name, parameter.default)
     text = descriptions.get(parameter.name) or described_outside(hint, parameter.default)
     if type(parameter.default).__name__ == _FACTORY:
-        return hint, Field(default_factory=lambda: None, description=text)  # never passed on: see `_InstanceMaker`
+        return hint, Field(default_factory=lambda: None, description=text)  # `_InstanceMaker` never passes this None
     return field_of(hint, parameter.default, text)
 
 
 def _can_be_offered(parameter: inspect.Parameter, field: tuple[Any, Any]) -> bool:
-    """Return whether agents get an undocumented parameter. A parameter without a default must be offered."""
+    """Return whether agents can set an undocumented parameter.
+
+    They must if it has no default. Otherwise they can if its default is JSON and its type has a JSON Schema.
+    """
     if is_required(parameter):
         return True
     try:
         to_jsonable_python(default_of(parameter.default))
         parameters_model(parameter.name, {parameter.name: field})
-    except Exception:  # noqa: BLE001 - no JSON or no schema: calls use the default
+    except Exception:  # noqa: BLE001 - the type may be any class, and calls can use the default
         return False
     return True
 
 
 def documented(kind: type) -> dict[str, str]:
-    """Return the constructor's documented parameters with their descriptions, from `__init__`, class and fields."""
+    """Return the constructor's documented parameters with their descriptions.
+
+    Descriptions come from the docstrings of the class and `__init__`, and from the fields of a pydantic model.
+    """
     texts = [vars(kind).get("__doc__") or "", getattr(kind.__init__, "__doc__", None) or ""]  # type: ignore[misc]
     if issubclass(kind, BaseModel):
         texts.pop()

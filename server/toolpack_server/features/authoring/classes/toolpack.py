@@ -1,6 +1,6 @@
-"""The constructors `Toolpack.from_class` and `Toolpack.from_classes`, for any Python classes.
+"""The constructors `Toolpack.from_class` and `Toolpack.from_classes`, which make toolpacks from any Python classes.
 
-They return ordinary toolpacks; only the environment is built in another way.
+They return ordinary toolpacks with an environment of instances.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,13 +36,14 @@ class ClassToolpacks(Toolpack):
                 and async methods. Type hints and descriptions of parameters may be missing.
             read_only: The methods that don't change the instance: their names, or a predicate that takes a method.
             exclude: The methods that don't become functions, in the same form.
-            options: How to create the instance. None: by the constructor; its documented parameters are the toolpack's
-                options. A function: it returns the instance, and its parameters are the options. The name of a method:
-                it is called on a new instance, and its parameters are the options. If the method has required
-                parameters and the session gives no options, the method isn't called.
+            options: How to create the instance. By default, the constructor creates it, and the constructor's
+                documented parameters are the toolpack's options. If you give a function, it must return the instance,
+                and its parameters are the options. If you give the name of a method, it is called on a new instance,
+                and its parameters are the options. A method with required parameters isn't called if the session gives
+                no options.
             opt_in: Whether only sessions that name this toolpack get it.
-            state_types: Further classes whose objects the instance may contain. Classes in the modules of `cls` and its
-                bases, and in annotations of constructors, are found automatically.
+            state_types: Further classes of objects that the instance may contain. Classes in the modules of `cls` and
+                its bases, and in annotations of constructors, are found automatically.
             lazy: Load the objects of a large environment when a call uses them.
 
         Raises:

@@ -1,6 +1,6 @@
-"""Environments made of instances of any Python classes.
+"""Environments made of instances of any Python classes, which aren't changed.
 
-The classes aren't changed. The environment has a field for each instance; each function calls a method of an instance.
+The environment has a field for each instance. Each function of the toolpack calls a method of an instance.
 """
 
 import enum
@@ -26,9 +26,9 @@ from toolpack_server.snapshots.layouts import layout_of
 from toolpack_server.volumes.volume import Volume
 
 Maker = str | Callable[..., Any]
-"""A function that returns an instance, or the name of a method to call on a new instance."""
+"""How an instance is created: a function that returns it, or the name of a method to call on a new instance."""
 
-_ROOT = "root"  # the field of a pydantic RootModel: with one class, the environment is the instance
+_ROOT = "root"  # the field of a pydantic RootModel, which is the environment if there is only one class
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class ClassWorld:
 
     Attributes:
         environment: The class of the environment.
-        functions: The functions, each with whether it is read-only.
-        options: The toolpack's options, with the interface of a `Function`. None if it takes no options.
+        functions: The functions, each with True if it is read-only.
+        options: The toolpack's options: an object with `parameters` and `bind`, like a `Function`. None if the toolpack
+            takes no options.
         build: Creates the environment from the bound options.
-        state_types: The classes whose objects the instances may contain, as found in modules and annotations.
+        state_types: The classes of objects that the instances may contain; see `_state_types`.
     """
 
     environment: type[BaseModel]
@@ -122,7 +123,7 @@ def _check_is_class(kind: Any) -> None:
 
 
 class _InstanceMaker:
-    """Creates an instance from options. Omitted options aren't passed, so parameters keep their own defaults."""
+    """Creates an instance from options. Omitted options aren't passed, so their parameters have their own defaults."""
 
     dependencies: Mapping[str, Any] = {}
 
@@ -174,9 +175,12 @@ def _shown(options: Maker) -> str:
 
 
 def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[..., Any]]:
-    """Return a function that creates an instance and calls a method of it.
+    """Return the signature of a method, and a function that creates an instance and calls the method.
 
-    It doesn't call the method if that has required parameters and no options are given.
+    If the method has required parameters and the session gives no options, the method isn't called.
+
+    Raises:
+        RegistrationError: The class has no such method, or agents couldn't call the method.
     """
     prepare = getattr(kind, method, None)
     if not callable(prepare):
@@ -199,6 +203,8 @@ def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[.
 
 
 def _checked(kind: type, make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an author's factory with a check that it returns an instance of the class."""
+
     def run(**arguments: Any) -> Any:
         instance = with_field_defaults(make)(**arguments)
         if not isinstance(instance, kind):
@@ -209,6 +215,7 @@ def _checked(kind: type, make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _annotation(kind: type) -> Any:
+    """Return the annotation of the field for an instance. Pydantic accepts any object of the class in it."""
     if issubclass(kind, BaseModel) or hasattr(kind, "__dataclass_fields__"):
         try:
             TypeAdapter(kind).json_schema(mode="serialization")
@@ -220,7 +227,7 @@ def _annotation(kind: type) -> Any:
 
 @dataclass(frozen=True)
 class _Instance:
-    """Pydantic annotation of a field that contains an instance of a plain class."""
+    """Pydantic annotation of a field that contains an instance of a class without a pydantic schema."""
 
     kind: type
 
@@ -237,7 +244,7 @@ class _Instance:
 
 
 def _state_types(kind: type) -> Iterator[type]:
-    """Yield the classes whose objects an instance probably contains.
+    """Yield the classes of objects that an instance may contain.
 
     These are the classes in the modules of the class and its bases, and the classes in annotations of constructors.
     """

@@ -33,7 +33,7 @@ from toolpack_server.features.protocols.mcp.results import (
 from toolpack_server.features.protocols.mcp.tools import Tools
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.observability.trace_context import TRACEPARENT, accept_trace_members
-from toolpack_server.observability.tracing import AskedBy, asked_by
+from toolpack_server.observability.tracing import RequestOrigin, request_origin
 from toolpack_server.protocol.parameters import MAX_CALL_ID
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR, describe
@@ -193,7 +193,7 @@ class Mcp:
 def _store_asker(message: McpMessage) -> None:
     """Store the message that asks for a call, for the tracer."""
     version = message.meta.get(VERSION_KEY) or message.header_version or ""
-    asked_by.set(AskedBy("mcp", message.method, message.id, version))
+    request_origin.set(RequestOrigin("mcp", message.method, message.id, version))
 
 
 def _name_and_call_id(message: McpMessage) -> tuple[str, str | None]:
