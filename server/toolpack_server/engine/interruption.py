@@ -31,7 +31,7 @@ from toolpack_server.base.errors import Interrupted
 from toolpack_server.base.uninterruptible import InterruptTarget, uninterruptible
 from toolpack_server.functions.coroutines import wake_loop
 
-_WAIT_SECONDS = 0.0005  # between two checks whether the interrupter has raised its exception; it needs microseconds
+_WAIT_SECONDS = 0.0005  # between two checks whether the interrupter has raised its exception, which takes microseconds
 
 
 # A separate function object, because other libraries may set other argument types on `ctypes.pythonapi`'s.

@@ -115,7 +115,7 @@ class Job:
     # Time on the monotonic clock. A thread that still runs the job after it counts as stuck.
     stuck_from: float = float("inf")
     awaiting: Awaiting | None = None  # the coroutine that must end before the job goes on
-    call: SharedCall | None = None  # that coroutine on a shared loop
+    call: SharedCall | None = None  # the coroutine's call on a shared loop, if it was given to one
     # When the coroutine was given to the loop; after its end, when it ended. On the monotonic clock; 0: not awaited.
     coroutine_time: float = 0.0
     awaited_seconds: float = 0.0  # duration of the coroutine on the loop

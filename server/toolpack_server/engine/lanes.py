@@ -108,7 +108,7 @@ class Lane:
         if self._has_slot(share):
             self.occupy(job)
             return True
-        # A job uses the reserve only if no job of its kind waits in its share: it would overtake that job.
+        # A job uses the reserve only if no job of its kind waits in its share, because it would overtake that job.
         if job.kind not in self._waiting.get(share, ()) and self._has_reserve(job.kind):
             self._in_reserve[job] = job.kind
             return True
@@ -177,6 +177,7 @@ class Lane:
         self._count(self._share(job), weight)
 
     def _give_back(self, job: Job) -> None:
+        """Free the slot of a job, and remove the job from its share."""
         weight, share = self._inside.pop(job), self._share(job)
         if job in self._left_behind:
             self._left_behind.remove(job)

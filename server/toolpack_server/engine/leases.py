@@ -166,6 +166,7 @@ class Leases:
             self._reachable = True
 
     def _release(self, is_busy: Callable[[str], bool]) -> None:
+        """Tell the store which leases were released. The store is accessed without the lock."""
         with self._lock:
             unreleased = list(self._unreleased.items())
         for session_id, epoch in unreleased:
@@ -175,7 +176,7 @@ class Leases:
                 self._release_if_held(session_id)
             else:
                 self._store.release(session_id, self.holder, epoch)
-            with self._lock:
+            with self._lock:  # another thread may have released a later lease meanwhile: then keep its entry
                 if self._unreleased.get(session_id, -1) == epoch:
                     del self._unreleased[session_id]
 

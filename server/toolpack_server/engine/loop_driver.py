@@ -79,7 +79,7 @@ class LoopDriver:
         Raises:
             RuntimeError: The system allows no more threads.
         """
-        # Without the token in the list, the loop runs. If its thread takes the token meanwhile, the new thread ends.
+        # If the list is empty, a thread runs the loop. If a thread takes the token meanwhile, the new thread ends.
         if self._token and now - self._since > seconds:
             self._start_thread(self._drive)
 

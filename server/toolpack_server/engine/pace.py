@@ -32,9 +32,9 @@ WAITS_SHARE = 0.05  # max share of CPU time of a job that waits
 CALL_BYTES = 24 * 1024  # initial estimate of the memory of a waiting call
 TRIALS = 4  # max jobs at once, without a slot to compute, of a kind that isn't known to wait or to compute
 
-# The interpreter's switch interval. Calls are short, and lose a third of their speed if they interrupt each other, so
-# it is long. But beside a function that computes, each wait for the interpreter lasts for the whole interval, and a
-# call waits several times. Then it is short.
+# The interpreter's switch interval. It is long as a rule, because calls are short, and lose a third of their speed if
+# they interrupt each other. It is short while a function computes: a call then waits several times for the interpreter,
+# and each wait lasts for the whole interval.
 SLICE_SECONDS = 0.001
 SHORT_SLICE_SECONDS = 0.000005
 

@@ -42,7 +42,7 @@ from toolpack_server.stores.base import Commit, Head, SessionStore
 POLL_SECONDS = 0.005  # min delay between two attempts to acquire a lease; it grows with the time that a job has waited
 SLOW_POLL_SECONDS = 0.02
 TURN_SECONDS = 0.5  # max time that a queue with work keeps its lease from other workers
-YIELD_SECONDS = 0.025  # delay before it acquires the lease again; every polling worker tries once in that time
+YIELD_SECONDS = 0.025  # delay before the queue acquires the lease again; each polling worker tries once in that time
 STOP_SECONDS = 2.0
 CALL_BYTES = 16 * 1024  # memory of a waiting call, without its session's state
 LEFT_BEHIND_MAX = 2  # abandoned functions of a session before their own deadlines, until the session waits for them
@@ -174,11 +174,10 @@ class SessionJob(Job):
         self.returned = None
 
     def apply(self, now: float, *, timed_out: bool, release: bool) -> None:
-        """Apply the operation's result to the session's state, and set the commit.
+        """Apply the operation's result to the session's state, and set the commit, which may release the lease.
 
         Args:
             now: The time by the session clock.
-            release: Release the lease with the commit.
         """
         state = self.state
         if self.trace is not None:
@@ -233,7 +232,7 @@ class SessionJob(Job):
 
 @dataclass(eq=False, slots=True)
 class SessionQueue:
-    """The waiting operations of one session. It only decides whether the next one may start."""
+    """The waiting operations of one session. The queue decides whether the next operation may start."""
 
     turn_began: float  # start of the current run of operations without a pause, on the monotonic clock
     jobs: deque[SessionJob] = field(default_factory=deque)
@@ -308,10 +307,9 @@ class Queues:
     # Called on the event loop
 
     def run(self, operation: Operation) -> asyncio.Future[Any]:
-        """Add an operation to its session's queue, and return a future of its answer.
+        """Add an operation to its session's queue, and return a future of its answer, which is done after the commit.
 
-        The future is done after the commit. If the operation was refused, the future's exception is a `RequestError`,
-        and nothing has changed.
+        If the operation was refused, the future's exception is a `RequestError`, and nothing has changed.
         """
         job = SessionJob(self, operation)
         if self._stopped:
@@ -384,7 +382,7 @@ class Queues:
     def _admit(self) -> None:
         """Put the jobs that have arrived into their sessions' queues, and start the jobs that can start now."""
         arrived, self._arrived = self._arrived, []
-        # Read without the lock: if a queue is deleted meanwhile, this job only doesn't count as alone.
+        # Read without the lock: if a queue is deleted meanwhile, this job just doesn't count as a job that came alone.
         quiet = not self._queues
         self._came_alone = quiet and len(arrived) == 1
         started: list[SessionJob] = []
@@ -408,6 +406,7 @@ class Queues:
             self.threads.submit_arrived(started, alone=self._came_alone)
 
     def _refusal(self, job: SessionJob, queue: SessionQueue | None) -> Exception | None:
+        """Return the error for a job that must not wait, because too many jobs do, or None."""
         state = queue.state if queue else None
         if state is not None and job.operation.owner != state.session.owner:
             # Answer at once, as for an unknown session: the job must not fill another owner's queue.
@@ -490,8 +489,8 @@ class Queues:
             return False
         queue.unfinished += 1
         if job.left_behind and job.stuck_from > now:
-            # The caller has given it up early. With too many such jobs the session waits, or a client could use up all
-            # threads of a worker.
+            # The caller has given the job up early. With too many such jobs, the session waits, because a client could
+            # otherwise use up all threads of a worker.
             queue.left_behind += (job,)
         leased = self.leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
@@ -589,6 +588,7 @@ class Queues:
         self.leases.end()
 
     def _expire_in_lanes(self, now: float) -> None:
+        """Refuse the jobs that have waited too long in a lane. A session goes on with its next job."""
         for job in self.threads.expire(now - self._settings.queue_timeout_seconds):
             if isinstance(job, SessionJob):
                 job.drop()

@@ -63,7 +63,8 @@ class Threads:
         self._waiting = Waiting(self._ready.put, self._pace)
         self._done: list[Job] = []
         self._leader: PoolThread | None = None
-        self._threads: set[PoolThread] = set()  # the loop's driver adds to it without the lock: copy it in one step
+        # The loop's driver adds threads without the lock. So copy the set in one step (`[*…]`), don't iterate over it.
+        self._threads: set[PoolThread] = set()
         self._stuck: set[PoolThread] = set()  # threads with a job that was left behind; some don't count as stuck yet
         self._stopped = False
         self._wake = threading.Event()
@@ -186,6 +187,7 @@ class Threads:
         return self._finish_done() if self._complete(thread, job) else []
 
     def _run(self, thread: PoolThread, job: Job) -> None:
+        """Run a job on this thread, without a lock, and wake the watcher first."""
         if job.awaiting is not None:  # a loop has given the job back
             self._waiting.go_on(job)
         thread.begin(job)
@@ -234,7 +236,7 @@ class Threads:
         return batch
 
     def _take_back(self, job: Job) -> bool:
-        """Take a job whose coroutine has ended. Return False if the watcher has answered it at its deadline."""
+        """Take a job whose coroutine has ended. Return False if the watcher has answered it, and then clean up."""
         with self.lock:
             if self._waiting.take(job):
                 self._pace.record_run(job.kind, job.awaited_seconds, 0.0)
@@ -282,10 +284,11 @@ class Threads:
     # What the watcher does
 
     def _watch(self) -> None:
+        """Look at all running jobs once per tick, until the stop. After some ticks without a job, wait for one."""
         quiet = 0
         while not self._stopped:
             time.sleep(TICK_SECONDS)
-            # Clear first: a job that starts from here on sets it again, so none is missed.
+            # Clear the event before the look: a job that starts from here on sets it again, so no job is missed.
             self._wake.clear()
             with self.lock:
                 busy = [thread for thread in [*self._threads] if thread.job is not None]
@@ -338,7 +341,7 @@ class Threads:
 
     def _time_out(self, thread: PoolThread, job: Job) -> None:
         """Complete a job at its deadline and disown its thread, which ends with the job."""
-        # First, because only this can fail: then nothing has changed, and the next look tries again.
+        # First, because only this step can fail: then nothing has changed, and the next look tries again.
         if self._leader is thread:
             self._replace_leader()
         thread.disowned = job.left_behind = True  # before `complete`, which reads `left_behind`
@@ -351,7 +354,7 @@ class Threads:
         self._ready.put(None)  # wake the leader, which finishes the job
         thread.interruptible.interrupt()  # last: the answer above doesn't depend on whether the function ends
 
-    # What both do, under the lock
+    # What threads and the watcher do, under the lock
 
     def _start(self, jobs: Sequence[Job]) -> None:
         """Make jobs ready."""

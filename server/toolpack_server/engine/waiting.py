@@ -49,11 +49,11 @@ class Waiting:
     """The waiting calls of a worker.
 
     Args:
-        settled: Called on the loop's thread with each job whose coroutine has ended.
+        coroutine_ended: Called on the loop's thread with each job whose coroutine has ended.
     """
 
-    def __init__(self, settled: Callable[[Job], None], pace: Pace) -> None:
-        self._settled = settled
+    def __init__(self, coroutine_ended: Callable[[Job], None], pace: Pace) -> None:
+        self._coroutine_ended = coroutine_ended
         self._pace = pace
         self._loops: dict[str, SharedLoop] = {}
         # By job: its loop, its entry in `_deadlines`, and the loop's blocked seconds that its deadline has allowed for.
@@ -83,9 +83,10 @@ class Waiting:
             loop = self._loops[awaiting.function] = SharedLoop(InterruptibleThread())
 
         def done(call: SharedCall) -> None:
+            """Handle the end of the coroutine, on the loop's thread."""
             began, job.coroutine_time = job.coroutine_time, time.monotonic()
             job.awaited_seconds = job.coroutine_time - began
-            self._settled(job)
+            self._coroutine_ended(job)
             if not call.blocked_seconds and self._blocked[awaiting.function] > 0:
                 self._blocked[awaiting.function] -= 1
             if call.used_threads:
@@ -123,7 +124,7 @@ class Waiting:
         return given_back
 
     def go_on(self, job: Job) -> None:
-        """Extend the deadline of a job that was given back and has a thread now, by its time in between."""
+        """Extend the deadline of a job that was given back, by the time until now, when the job has a thread."""
         if job.awaiting is not None and job.deadline is not None:
             job.deadline += time.monotonic() - job.coroutine_time
 
@@ -137,7 +138,7 @@ class Waiting:
         return lost
 
     def take(self, job: Job) -> bool:
-        """Remove a job to continue it. Return False if it was answered meanwhile; then it has ended."""
+        """Remove a job whose coroutine has ended, to continue it. Return False if the watcher has answered it."""
         if job not in self._waiting:
             self._ending.pop(job, None)
             return False
@@ -174,7 +175,8 @@ class Waiting:
             over += [job for job in self._waiting if job.is_cancelled()]
         taken = []
         for job in over:
-            # Not after its coroutine has returned: tasks that it left may swallow the cancellation and never end.
+            # Don't cancel after the coroutine has returned: tasks that it left may swallow the cancellation, and the
+            # call would never end.
             ended = job.call is None or job.call.ended
             if job in self._waiting and not ended and (job.held_up or job.is_over(now)):
                 self._ending[job] = self._waiting.pop(job)[0], now

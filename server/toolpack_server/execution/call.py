@@ -91,6 +91,7 @@ def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Ste
 
 
 def _run(world: World) -> Steps[Outcome]:
+    """Run the function, and return the outcome with the encoded parts, or with the failure."""
     plan, codec, max_bytes = world.plan, world.context.codec, world.context.max_result_bytes
     try:
         value = yield from plan.runtime.steps(world, plan.function, plan.arguments)

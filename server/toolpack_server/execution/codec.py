@@ -98,6 +98,7 @@ class PlainCodec:
         return payloads
 
     def _freeze(self, part: str, environment: BaseModel) -> bytes:
+        """Freeze a part, and check its size; raises as `encode`."""
         payload = freeze(environment, self.catalog.classes)
         if len(payload) > self.max_bytes:
             raise TooLargeError(

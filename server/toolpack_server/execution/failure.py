@@ -117,6 +117,7 @@ def cut_error(error: str, max_length: int) -> str:
 
 
 def _argument_errors(error: ValidationError) -> list[Json]:
+    """Return the errors of a call's arguments, without their values. Return none if there are too many to list."""
     if error.error_count() > MAX_LISTED_ERRORS:
         return []
     return [

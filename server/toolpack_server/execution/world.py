@@ -101,6 +101,7 @@ class World:
     def _load_parts(
         self, toolpack: str, names: tuple[str, ...], footprint: frozenset[str] | None
     ) -> tuple[BaseModel, Sequence[str]]:
+        """Return the part with all fields of the footprint, or else all parts merged, and the names of its parts."""
         parts, chosen = parts_of(names, toolpack), parts_in_use(names, toolpack, footprint)
         if len(chosen) == 1:
             environment = self._take(chosen[0])

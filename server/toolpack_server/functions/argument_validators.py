@@ -74,6 +74,11 @@ class _Transform:
         self._definitions: list[Any] = []
 
     def __call__(self, schema: Any, *, iso_durations: bool = True) -> Any:
+        """Return the changed copy of a core schema, or of a part of one.
+
+        Args:
+            iso_durations: Durations are ISO 8601 strings in the JSON Schema; otherwise they are numbers of seconds.
+        """
         again = partial(self, iso_durations=iso_durations)
         if isinstance(schema, list | tuple):
             return type(schema)(map(again, schema))

@@ -140,6 +140,7 @@ def close_loop() -> None:
 
 
 def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine on the event loop that this thread keeps, and end everything that it leaves on the loop."""
     if not _main_keeps_loop and threading.current_thread() is threading.main_thread():
         return asyncio.run(coroutine)
     own = _own_loops.get(threading.get_ident())

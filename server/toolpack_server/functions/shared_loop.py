@@ -189,6 +189,7 @@ class SharedLoop(CallLoop):
     # On its thread
 
     def _run(self) -> None:
+        """Run the loop while it has calls, then wait for the next call. The function of the loop's thread."""
         uninterruptible.block = self.block
         if hasattr(time, "pthread_getcpuclockid"):  # not on macOS
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
@@ -245,6 +246,7 @@ class SharedLoop(CallLoop):
         self.call_soon(self._begin_arrived)
 
     def _begin(self, call: SharedCall) -> None:
+        """Start the coroutine of a call as a task, or end the call if it was cancelled before."""
         self._calls.add(call)
         if call.cancelled:
             call.coroutine.close()
@@ -284,6 +286,7 @@ class SharedLoop(CallLoop):
             self._ended(call)
 
     def _ended(self, call: SharedCall) -> None:
+        """Release what a call has used, and report its end."""
         if call.executor is not None:
             call.left_work = bool(call.executor.unfinished)
             if call.left_work:

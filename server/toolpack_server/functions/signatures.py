@@ -165,6 +165,7 @@ def _check(
     descriptions: Mapping[str, str],
     dependencies: Mapping[str, Any],
 ) -> None:
+    """Raise a `RegistrationError` if a parameter lacks a type or a description, or can't be passed by name."""
     for name, text in descriptions.items():
         if name not in signature.parameters:
             raise RegistrationError(f"the docstring describes `{name}`, which isn't a parameter: correct or remove it.")

@@ -53,7 +53,7 @@ def await_here(awaiting: Awaiting, around: AbstractContextManager[object]) -> Co
     try:
         with around:
             return CoroutineResult(run_coroutine(awaiting.coroutine), None)
-    except BaseException as error:  # noqa: BLE001 - `awaited` raises it
+    except BaseException as error:  # noqa: BLE001 - the generator that receives the result raises it
         return CoroutineResult(None, error)
 
 

@@ -127,6 +127,7 @@ class DrainingServer(HttpServer):
         self.close_with_next_answer()
 
     def _is_done(self) -> bool:
+        """Return whether no call runs, and no connection needs this worker any more."""
         now = time.monotonic()
         if self._gateway.answering or not self._service.sessions.queues.is_idle():
             self._quiet_since = now

@@ -44,6 +44,7 @@ def log_exit_of(settings: Settings) -> Iterator[None]:
 
 
 def _run_exit_logger(server: int, has_left: mmap.mmap, settings: Settings) -> None:
+    """Fork the exit logger from this process, which ends at once. So the logger isn't a child of the server."""
     try:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
@@ -62,6 +63,7 @@ def _run_exit_logger(server: int, has_left: mmap.mmap, settings: Settings) -> No
 
 
 def _watch(server: int, has_left: mmap.mmap, settings: Settings) -> None:
+    """Wait for the end of the server, and log how it ended, unless it has left the block of `log_exit_of`."""
     with contextlib.suppress(OSError):  # the server has ended already, or the system has no pidfd
         end = os.pidfd_open(server)
         killed = _killed_for_memory()

@@ -43,6 +43,7 @@ class FileWatch(Child):
         return self._receive() if self.pipe.poll() else []
 
     def _receive(self) -> list[str]:
+        """Wait for the next report and return its files. Raise a `StartError` if the files can't be watched."""
         try:
             message = json.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):

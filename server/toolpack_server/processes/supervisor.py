@@ -219,6 +219,7 @@ class Supervisor:
         return len(self._children) < self._max_children and time.monotonic() >= self._next_start
 
     def _start(self) -> WorkerProcess:
+        """Fork a worker. Raise an `OSError` if the system allows no more processes or open files."""
         taken = {child.row for child in self._children}
         row = next(number for number in range(self._max_children) if number not in taken)
         supervisor = os.getpid()

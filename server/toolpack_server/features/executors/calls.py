@@ -190,6 +190,7 @@ class CallTransport(Transport[Outcome]):
         return outcome
 
     def _comparison(self, members: Any) -> ReadOnlyCheck | None:
+        """Check and return the read-only check of a call. Raises as `Transport.read`."""
         check_answer((members is not None) == self._plan.compares)
         if members is None:
             return None
@@ -220,6 +221,7 @@ class _Calls:
         self._runtime = lru_cache(maxsize=RUNTIMES)(self._make_runtime)
 
     def serve(self, request: Frame) -> Frame:
+        """Run the function of a request, and return the answer. Keep the environments that it used in the cache."""
         head, context = request.head, self._context
         offered = None if head["offered"] is None else frozenset(head["offered"])
         plan = self._runtime(tuple(head["toolpacks"]), offered).plan(head["function"], head["kwargs"])

@@ -67,6 +67,7 @@ class Zygote:
         self._start()
 
     def _start(self) -> None:
+        """Start the zygote, and check its toolpacks. Raise a `StartError` if it can't load them, or loads others."""
         answer = self._launch()
         # If importing the toolpacks starts threads, which a fork doesn't copy, let each executor import them instead.
         if answer.get("threads"):
@@ -126,6 +127,7 @@ class Zygote:
             return child
 
     def _fork(self) -> "ExecutorProcess | None":
+        """Let the zygote fork an executor. Return None if the zygote has exited."""
         end, theirs = socket.socketpair()
         ended, status = os.pipe()
         printed, output = os.pipe()
@@ -208,8 +210,8 @@ class ExecutorProcess:
             descriptor = os.pidfd_open(process)
         except (KeyError, OSError, TypeError, ValueError, OverflowError):
             raise ExecutorGoneError from None
-        # The greeting may name another process, which `kill` must never hit. So check its parent, the zygote. The
-        # pidfd was opened before, and the process must still run, so both checks are about the same process.
+        # The greeting may name any process of the system, but `kill` must hit only the executor. So the process must be
+        # a child of the zygote. The pidfd must still be that of a running process, so that both are the same process.
         if system.parent_of(process) != self._zygote or _is_ready(descriptor):
             os.close(descriptor)
             raise ExecutorGoneError

@@ -79,6 +79,7 @@ class Pool:
                 self._give_back(child)
 
     def _check_first(self) -> None:
+        """Wait for the first executor. Raise a `StartError` if it can't be set up."""
         first = self._children[self._idle[0]] if self._idle else None
         try:
             if first is None:
@@ -89,6 +90,7 @@ class Pool:
             raise StartError("no process for toolpacks' code can be started; see the log for the cause.") from None
 
     def _take(self, prefer: int | None, *, clean: bool) -> ExecutorProcess:
+        """Return an executor that is ready and alive: an idle one, or a new one. Raises as `executor`."""
         deadline = time.monotonic() + self._settings.queue_timeout_seconds
         while True:
             child = self._take_idle(prefer, deadline, clean=clean) or self._start()
@@ -214,6 +216,7 @@ class Pool:
             self._end(self._children[number], "idle")
 
     def close(self) -> None:
+        """Kill all executors, which wakes the threads that wait for them, and stop the zygote."""
         with self._changed:
             self._closed = True
             for child in self._children.values():

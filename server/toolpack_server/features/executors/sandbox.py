@@ -102,6 +102,7 @@ class Sandbox:
             system.raise_errno()
 
     def _allow_files(self, folders: Iterable[str], hidden: Sequence[Path]) -> None:
+        """Allow reading the system's files, Python's modules and the toolpacks, and starting Python."""
         python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
         python += [sys.prefix, sys.executable, os.path.realpath(sys.executable)]
         # The working folder is in `sys.path` only because of `python -m`, and may have any content.
@@ -115,6 +116,7 @@ class Sandbox:
         self._allow(Path(os.devnull), _READ_FILE | _WRITE_FILE)
 
     def _allow(self, path: Path, rights: int) -> None:
+        """Allow access to a file or a folder with its content. Ignore a path that doesn't exist."""
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:  # the file doesn't exist

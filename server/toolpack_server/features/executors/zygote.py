@@ -110,6 +110,13 @@ class _Forker:
                     self._fork(*descriptors)
 
     def _fork(self, end: int, status: int, output: int) -> None:
+        """Fork an executor.
+
+        Args:
+            end: The executor's end of the channel.
+            status: The pipe for its exit status.
+            output: The pipe for what it prints.
+        """
         _ = self._scratch.folder  # creates it, once for all executors
         try:
             process = os.fork()
@@ -123,6 +130,7 @@ class _Forker:
         os.close(output)
 
     def _become_executor(self, end: int, status: int, output: int) -> NoReturn:
+        """Give up everything that belongs to the zygote in the forked process, and run the executor."""
         try:
             for standard in (1, 2):
                 os.dup2(output, standard)
