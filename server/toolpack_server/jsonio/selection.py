@@ -68,6 +68,7 @@ def select_changes(left: Any, right: Any, is_same: Callable[[Any, Any], bool]) -
 
 
 def _select_changes(left: Any, right: Any, is_same: Callable[[Any, Any], bool], depth: int) -> tuple[Any, Any]:
+    """Do the work of `select_changes`; it calls itself for the inner values. `depth` is the number of calls."""
     left_items, right_items = _Selectable.of(left), _Selectable.of(right)
     if left_items is None or right_items is None or left_items.kind is not right_items.kind or depth > MAX_DEPTH:
         return left, right

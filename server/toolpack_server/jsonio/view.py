@@ -220,6 +220,7 @@ class _Objects:
             self._path.pop()
 
     def _copy(self, value: Any) -> Any:
+        """Return a copy of the value at the current location."""
         if type(value) in self._plain:
             self._shown[id(value)] = self._path.copy()
             self._plain_depth += 1
@@ -326,6 +327,7 @@ def _public_attributes(value: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _public_slots(kind: Any) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Return the names of a class's public slots (`__slots__`), each with the function that reads the slot."""
     return [
         (name, slot.__get__)
         for base in reversed(kind.__mro__)
@@ -354,6 +356,7 @@ def _copy(value: Any, copy_item: Copy) -> Any:
 
 
 def _sort_key(item: Any) -> bytes:
+    """Return the key by which the items of a set are sorted: their JSON text."""
     try:
         return to_json(item)
     except ResultError:  # the conversion of the whole set will fail later, with the location in its message
@@ -361,6 +364,7 @@ def _sort_key(item: Any) -> bytes:
 
 
 def _copy_items(value: Any, copy_item: Copy) -> Any:
+    """Copy a dictionary or a sequence as `_copy` does. Items of plain types aren't copied, which saves time."""
     if isinstance(value, dict):
         if not _TEXTS.issuperset(map(type, value)):
             _check_keys(value)
@@ -390,6 +394,7 @@ def _check_keys(value: dict[Any, Any]) -> None:
 
 
 def _copy_data(value: Any, copy_item: Copy) -> Any:
+    """Copy an instance of a dataclass as `_copy` does. No code of the class runs."""
     fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     new = {name: copy_item(item, name) for name, item in fields.items()}
     if all(new[name] is fields[name] for name in new):
@@ -401,6 +406,7 @@ def _copy_data(value: Any, copy_item: Copy) -> Any:
 
 
 def _copy_model(value: BaseModel, copy_item: Copy) -> BaseModel:
+    """Copy a model as `_copy` does. Raise `_RepeatedKeyError` if an extra field has the name of another field."""
     kind = type(value)
     fields, extra = value.__dict__, value.__pydantic_extra__
     shown = _shown_names(kind)

@@ -35,10 +35,12 @@ class Inventory:
         return next((name for name in names if self.toolpacks.get(name) != other.toolpacks.get(name)), None)
 
     def to_json(self) -> str:
+        """Return the inventory as JSON text, for another process."""
         return json.dumps([self.toolpacks, [*self.notices]])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
+        """Return the inventory for the result of `to_json`."""
         toolpacks, notices = json.loads(text)
         return cls(
             {

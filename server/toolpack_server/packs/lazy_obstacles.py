@@ -63,6 +63,7 @@ def _compares_types(node: ast.Compare) -> bool:
 
 
 def _is_type_call(node: ast.expr) -> bool:
+    """Return whether a node is a call of `type`."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "type"
 
 
@@ -74,6 +75,7 @@ def _is_builtin(node: ast.expr) -> bool:
 
 
 def _is_union(node: ast.AST) -> bool:
+    """Return whether a node is a union of types: `A | B`, or `Union[A, B]`."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.BitOr)
     return isinstance(node, ast.Subscript) and ast.unparse(node.value).rpartition(".")[2] == "Union"

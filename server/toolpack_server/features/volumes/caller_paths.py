@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-_SKIPPED_PACKAGES = ("toolpack_server", "pydantic")  # pydantic may be the caller, as of a field's default factory
+_SKIPPED_PACKAGES = ("toolpack_server", "pydantic")  # pydantic, because it calls the default factories of fields
 
 
 def relative_to_caller(path: str | os.PathLike[str]) -> Path:

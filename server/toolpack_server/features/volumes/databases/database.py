@@ -173,10 +173,12 @@ class Database(Volume):
 
     @property
     def schema(self) -> str | Path | None:
+        """The SQL or the file from which the database is built."""
         return self._schema
 
     @property
     def has_foreign_keys(self) -> bool:
+        """Whether foreign keys are enforced."""
         return self._foreign_keys if self.mount is None else self._file().foreign_keys
 
     @classmethod
@@ -319,7 +321,7 @@ class Database(Volume):
     def _connected(self) -> SessionConnection:
         """Return the open connection. Open one at first use, or if the function has closed the last connection."""
         connection = self._connection
-        if connection is None or connection.ended is None:
+        if connection is None or connection.before_close is None:
             if self.mount is not None and self.mount.ended:
                 raise self.mount.too_late()
             if self._by_path:
@@ -328,6 +330,7 @@ class Database(Volume):
         return connection
 
     def _open(self) -> SessionConnection:
+        """Open a connection to the file. When the function closes it, its commits are recorded."""
         mount, file = self.mount, self._file()
         limit, read_only, pinned = (
             (_UNLIMITED_BYTES, False, False)
@@ -339,13 +342,13 @@ class Database(Volume):
         # A function may keep the connection. Weak references ensure that the connection keeps nothing else alive.
         database_of = weakref.ref(self)
 
-        def ended() -> None:
+        def record_commits() -> None:
             database = database_of()
             if database is not None:
                 database.record_close(connection_of())
 
         connection_of = weakref.ref(connection)
-        connection.ended = ended
+        connection.before_close = record_commits
         return connection
 
     def record_close(self, connection: SessionConnection | None) -> None:
@@ -382,8 +385,8 @@ class Database(Volume):
         may_write = self.mount is None or not self.mount.read_only
         if connection is not None:
             try:
-                if connection.ended is not None:
-                    connection.ended = None
+                if connection.before_close is not None:
+                    connection.before_close = None
                     if may_write:
                         self._record_commits(connection, commit=commit)
             finally:

@@ -115,7 +115,7 @@ class _Rules:
 
 
 class SessionCursor(sqlite3.Cursor):
-    """Cursor that tells the authorizer which SQL it runs."""
+    """Cursor that tells the authorizer which SQL it runs, because SQLite doesn't."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> "SessionCursor":
         rules: _Rules = self.connection.rules  # type: ignore[attr-defined]
@@ -141,11 +141,11 @@ class SessionConnection(sqlite3.Connection):
 
     Attributes:
         rules: State of the authorizer.
-        ended: Hook that runs before the function closes the connection. None after that.
+        before_close: Hook that runs before the function closes the connection. None after that.
     """
 
     rules: _Rules
-    ended: Callable[[], None] | None = None
+    before_close: Callable[[], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -173,9 +173,9 @@ class SessionConnection(sqlite3.Connection):
 
     def close(self) -> None:
         """Close the connection, its cursors and its blobs. A live cursor would keep the file open and locked."""
-        if self.ended is not None:
-            ended, self.ended = self.ended, None
-            ended()
+        if self.before_close is not None:
+            hook, self.before_close = self.before_close, None
+            hook()
         for opened in [*self._opened]:
             opened.close()
         super().close()
@@ -331,6 +331,7 @@ def _memory_text(max_bytes: int) -> str:
 
 
 def _refuse(method: str) -> NoReturn:
+    """Raise the error for a method or function that a session's database doesn't allow."""
     raise sqlite3.NotSupportedError(f"{method} isn't allowed in a session's database")
 
 
@@ -365,6 +366,7 @@ def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
     plain = sqlite3.connect(":memory:", check_same_thread=False)
 
     def replacement(name: str) -> Callable[..., Any]:
+        """Return the function that replaces SQLite's time function of this name."""
         first, last = _TIMES[name]
 
         def run(*arguments: Any) -> Any:
@@ -373,6 +375,7 @@ def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
                 times.append(_NOW)
             modifiers = [each for each in arguments[last:] if _word(each) not in _ZONES]
             words = [*map(_word, times)]
+            # `subsec` in the place of the time means the current time and the modifier `subsec`.
             if last - first == 1 and words and words[0] in _WITH_FRACTION:
                 modifiers.append(words[0])
             times = [

@@ -134,6 +134,7 @@ class _Trees:
             self._add_visited(struct.unpack_from(f">{count}I", self._data, start + 8))
 
     def _add_visited(self, pages: Iterable[int]) -> None:
+        """Add pages to `visited`. Raise `ValueError` for a page that was visited before: the file is damaged."""
         pages = set(pages)
         if pages & self.visited:
             raise ValueError("a page is used twice")
@@ -146,6 +147,7 @@ class _Trees:
         return (page - 1) * self._size + (_FIRST_PAGE_HEADER if page == 1 else 0)
 
     def _number(self, offset: int) -> int:
+        """Return the page number at an offset in the file."""
         number: int = struct.unpack_from(">I", self._data, offset)[0]
         return number
 

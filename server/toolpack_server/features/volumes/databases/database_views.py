@@ -132,6 +132,7 @@ class Table:
                 yield chunk
 
     def _rows(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Row]:
+        """Yield the rows of a query. If the table has computed values, their bytes are limited."""
         self._reading.table = self.name
         rows = self._connection.execute(sql, parameters)
         return self._reading.limit_bytes(rows) if self._computes else iter(rows)
@@ -167,7 +168,7 @@ class Table:
         """Return at most `limit` rows after a key, in the order of the table's key.
 
         Raises:
-            InvalidParamsError: The key can't be one of this table.
+            InvalidParamsError: A row of this table can't have this key.
         """
         if key is None:
             return [*self.rows(limit=limit)]
@@ -249,6 +250,7 @@ def view(reading: Reading, max_rows: int) -> dict[str, Any]:
 
 
 def _shown(table: Table, max_rows: int) -> dict[str, Any]:
+    """Return the JSON of a table: its rows by key, or only their number if there are more than `max_rows`."""
     rows = [*table.rows(limit=max_rows + 1)]
     if len(rows) > max_rows:
         return {"$rows": table.count()}
@@ -334,7 +336,7 @@ class _ChangeBudget:
 
 
 def _all_rows(table: Table, budget: _ChangeBudget) -> dict[str, Any]:
-    """Return the JSON of all rows of a table, which each count as a change."""
+    """Return the JSON of all rows of a table. Each row counts as a change."""
     return {table.key_of(row): table.shown(row) for row in map(budget.spend, table.rows())}
 
 
@@ -457,8 +459,10 @@ def _affinity(declared: str) -> str:
 
 
 def _quoted(name: str) -> str:
+    """Return a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _escaped(step: str) -> str:
+    """Return a step of a JSON Pointer with its special characters escaped (RFC 6901)."""
     return step.replace("~", "~0").replace("/", "~1")

@@ -23,13 +23,13 @@ from toolpack_server.features.volumes.files import files_json, files_pieces
 from toolpack_server.features.volumes.files.files_directory import Directory, read_folder
 from toolpack_server.features.volumes.files.files_glob import matching
 from toolpack_server.features.volumes.files.files_paths import (
-    FoundEntry,
     Path,
+    ResolvedPath,
     check_length,
     check_name,
     failure,
     find,
-    reached,
+    node_at,
     text_of,
 )
 from toolpack_server.features.volumes.files.files_tar import to_tar
@@ -174,31 +174,31 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         text = text_of(path)
         with self._changing(text):
             try:
-                found = self._find(text, follow=False)
-                if found.node is None:
+                resolved = self._find(text, follow=False)
+                if resolved.node is None:
                     raise failure(errno.ENOENT, text)
             except FileNotFoundError:
                 if not missing_ok:
                     raise
                 return
-            if isinstance(found.node, FolderNode):
+            if isinstance(resolved.node, FolderNode):
                 raise failure(errno.EISDIR, text)
-            self._update([(found.path, None)], Size(-byte_size(found.node), -1))
+            self._update([(resolved.path, None)], Size(-byte_size(resolved.node), -1))
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty folder."""
         text = text_of(path)
         with self._changing(text):
-            found = self._find(text, follow=False)
-            if found.node is None:
+            resolved = self._find(text, follow=False)
+            if resolved.node is None:
                 raise failure(errno.ENOENT, text)
-            if not isinstance(found.node, FolderNode):
+            if not isinstance(resolved.node, FolderNode):
                 raise failure(errno.ENOTDIR, text)
             if not text:
                 raise failure(errno.EBUSY, text)
-            if found.up or found.node.entries:
+            if resolved.up or resolved.node.entries:
                 raise failure(errno.ENOTEMPTY, text)
-            self._update([(found.path, None)], Size(0, -1))
+            self._update([(resolved.path, None)], Size(0, -1))
 
     def rename(self, path: Path, target: Path) -> str:
         """Move a file, a folder or a link, and return its new path. Replace a file or an empty folder at that path."""
@@ -284,6 +284,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     @classmethod
     def _from_tree(cls, tree: tuple[FolderNode, Size]) -> Self:
+        """Return an instance with this tree, as if an author had created it."""
         files = cls.__new__(cls)
         files._tree = tree  # noqa: SLF001 - created here
         return files
@@ -357,13 +358,13 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         """Return the call's working copy."""
         return self.mount.copy()  # type: ignore[return-value,union-attr] # `load` returned it
 
-    def _find(self, path: Path, *, follow: bool = True) -> FoundEntry:
+    def _find(self, path: Path, *, follow: bool = True) -> ResolvedPath:
         """Resolve a path. If it doesn't exist, check that a file at this path can be created."""
         text = text_of(path)
-        found = find(self._root, text, follow=follow)
-        if found.node is None:
-            check_name(found.path, text)
-        return found
+        resolved = find(self._root, text, follow=follow)
+        if resolved.node is None:
+            check_name(resolved.path, text)
+        return resolved
 
     def _node_at(self, path: Path) -> Node | None:
         """Return the node at a path after following links, or None."""
@@ -371,7 +372,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             text = text_of(path)
         except (OSError, ValueError):  # no node can have this name
             return None
-        return reached(self._root, text)
+        return node_at(self._root, text)
 
     @contextmanager
     def _changing(self, path: str) -> Iterator[None]:
@@ -385,21 +386,21 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         """Write a file. An existing file keeps its executable permission."""
         text = text_of(path)
         with self._changing(text):
-            found = self._find(text)
-            if isinstance(found.node, FolderNode):
+            resolved = self._find(text)
+            if isinstance(resolved.node, FolderNode):
                 raise failure(errno.EISDIR, text)
-            executable = isinstance(found.node, FileNode) and found.node.executable
-            growth = Size(len(content) - byte_size(found.node), int(found.node is None))
-            self._update([(found.path, FileNode(content, executable))], growth)
+            executable = isinstance(resolved.node, FileNode) and resolved.node.executable
+            growth = Size(len(content) - byte_size(resolved.node), int(resolved.node is None))
+            self._update([(resolved.path, FileNode(content, executable))], growth)
 
     def _make_folder(self, text: str, *, parents: bool, exist_ok: bool) -> bool:
         """Create one folder for `mkdir`. Return False if its parent must be created first."""
         try:
             with self._changing(text):
-                found = self._find(text, follow=False)
-                if found.node is not None:
+                resolved = self._find(text, follow=False)
+                if resolved.node is not None:
                     raise failure(errno.EEXIST, text)
-                self._update([(found.path, FolderNode())], Size(0, 1))
+                self._update([(resolved.path, FolderNode())], Size(0, 1))
         except FileNotFoundError:
             if not parents or SEPARATOR not in text:
                 raise
@@ -452,11 +453,12 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         self._tree = root, size_of(root)
 
     def _read_only_error(self, path: str) -> OSError:
+        """Return the error for a change of a path in a read-only call."""
         why = "" if self.mount is None else self.mount.read_only
         return failure(errno.EACCES, path, why=f"attempt to write readonly files: {why}")
 
 
-def _check_renaming(source: FoundEntry, destination: FoundEntry) -> None:
+def _check_renaming(source: ResolvedPath, destination: ResolvedPath) -> None:
     """Raise the `OSError` of Linux if a rename isn't allowed, with the checks in Linux's order."""
     node, replaced = source.node, destination.node
     if source.up or destination.up:
@@ -480,12 +482,14 @@ def _check_renaming(source: FoundEntry, destination: FoundEntry) -> None:
 
 
 def _file_node(path: Path, content: Any) -> Node:
+    """Return the node of a file with a text or bytes as its content."""
     if not isinstance(content, str | bytes):
         raise TypeError(f"the content of {os.fspath(path)!r} must be str or bytes, not {type(content).__name__}")
     return FileNode(content.encode() if isinstance(content, str) else content)
 
 
 def _read_start(path: Path) -> FolderNode:
+    """Return the tree of a folder. The size isn't limited here, because `build` checks it."""
     folder = relative_to_caller(path)
     if not folder.is_dir():
         raise ValueError(f"the folder {str(folder)!r} doesn't exist")

@@ -267,7 +267,7 @@ class Directory:
             os.close(opened)
 
     def _scan(self, path: str, status: os.stat_result) -> _Stat:
-        """Return the state of a file or a link. It is read only if it may have changed."""
+        """Return the state of a file or a link. Read its content only if it may have changed."""
         previous, signature = self._stats.get(path), _signature(status)
         node: FileNode | LinkNode
         if stat.S_ISREG(status.st_mode):

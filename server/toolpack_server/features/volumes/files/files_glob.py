@@ -1,7 +1,7 @@
 """Glob patterns in a tree of files, with the results of `pathlib.Path.glob` in Python 3.13 on each Python version.
 
-`**` matches any number of folders. At the end of a pattern, `**` matches everything below these folders. It doesn't
-follow links. Broken links don't match.
+`**` matches any number of folders, and at the end of a pattern everything below these folders. `**` doesn't follow
+links. Broken links don't match.
 """
 
 import errno
@@ -9,7 +9,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterator
 
-from toolpack_server.features.volumes.files.files_paths import check_length, failure, reached
+from toolpack_server.features.volumes.files.files_paths import check_length, failure, node_at
 from toolpack_server.features.volumes.files.files_tree import SEPARATOR, FolderNode, Node
 
 MAX_STATES = 500_000  # max pairs of a path and a step that a match may visit: links can create any number of them
@@ -53,7 +53,7 @@ def _select(root: FolderNode, steps: list[str]) -> Iterator[str]:
         if number == len(steps):
             yield path
             continue
-        folder = node if isinstance(node, FolderNode) else reached(root, path)
+        folder = node if isinstance(node, FolderNode) else node_at(root, path)
         if not isinstance(folder, FolderNode):
             continue
         for inner, target, advance in _expand(root, path, folder, steps[number], matchers[number]):
@@ -93,7 +93,7 @@ def _expand(
         yield from ((_join(path, name), node, 1) for name, node in folder.entries.items() if matches(name))
     elif step:
         inner = _join(path, step)
-        entry = reached(root, inner, follow=False) if step == _UP else folder.entries.get(step)
+        entry = node_at(root, inner, follow=False) if step == _UP else folder.entries.get(step)
         if entry is not None:
             yield inner, entry, 1
 

@@ -25,13 +25,13 @@ _SHOWN_BYTE = re.compile("//([89a-f][0-9a-f])")
 Path = str | os.PathLike[str]
 
 
-class FoundEntry(NamedTuple):
+class ResolvedPath(NamedTuple):
     """Result of resolving a path.
 
     Attributes:
         path: The path without links and `..`; "" is the root.
-        node: The node. None if it doesn't exist, but its parent folder does.
-        up: The path ends with `..`, or is the root.
+        node: The node. None if only its parent folder exists.
+        up: Whether the path ends with `..`, or is the root.
     """
 
     path: str
@@ -109,7 +109,7 @@ def check_name(name: str, path: str) -> None:
         raise failure(errno.ENAMETOOLONG, path)
 
 
-def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = False) -> FoundEntry:
+def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = False) -> ResolvedPath:
     """Resolve a path. If nothing exists there, the result has no node. The length of the last name isn't checked.
 
     Args:
@@ -142,7 +142,7 @@ def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = Fa
             names += _reversed_names(node.target)
             continue
         if not names:
-            return FoundEntry(_join(parents, name), node, up=False)
+            return ResolvedPath(_join(parents, name), node, up=False)
         if node is None:
             check_name(name, text)
             if not lenient:
@@ -153,10 +153,10 @@ def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = Fa
             node = EMPTY
         parents.append((name, folder))
         folder = node
-    return FoundEntry(_join(parents), folder, up)
+    return ResolvedPath(_join(parents), folder, up)
 
 
-def reached(root: FolderNode, text: str, *, follow: bool = True) -> Node | None:
+def node_at(root: FolderNode, text: str, *, follow: bool = True) -> Node | None:
     """Return the node at a path, or None if it doesn't exist.
 
     Raises:

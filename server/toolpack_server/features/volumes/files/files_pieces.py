@@ -112,6 +112,7 @@ def _content(node: Node | None) -> bytes:
 
 
 def _type_letter(node: Node | None) -> str:
+    """Return the letter for a node in a piece."""
     if isinstance(node, FileNode):
         return _EXECUTABLE if node.executable else _FILE
     if isinstance(node, LinkNode):
@@ -120,6 +121,7 @@ def _type_letter(node: Node | None) -> str:
 
 
 def _node(letter: str, content: bytes) -> Node | None:
+    """Return the node for a letter and a content; None if the node was removed."""
     if letter in {_FILE, _EXECUTABLE}:
         return FileNode(content, letter == _EXECUTABLE)
     if letter == _LINK:

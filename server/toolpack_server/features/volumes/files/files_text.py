@@ -51,6 +51,7 @@ def _common(pairs: Iterable[tuple[str, str]]) -> int:
 
 
 def _hunk(group: Sequence[tuple[str, int, int, int, int]], was: Sequence[str], now: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a hunk: its header, then the lines with ` `, `-` or `+` before them."""
     _, first, _, new_first, _ = group[0]
     _, _, last, _, new_last = group[-1]
     yield f"@@ -{_range(first, last)} +{_range(new_first, new_last)} @@\n"

@@ -72,6 +72,7 @@ def walk(folder: FolderNode) -> Iterator[tuple[str, Node]]:
 
 
 def size_of(folder: FolderNode) -> Size:
+    """Return the size of a tree."""
     count = total = 0
     for _, node in walk(folder):
         count += 1
@@ -80,6 +81,7 @@ def size_of(folder: FolderNode) -> Size:
 
 
 def byte_size(node: Node | None) -> int:
+    """Return the number of bytes of a file. It is 0 for links and folders."""
     return len(node.content) if isinstance(node, FileNode) else 0
 
 
