@@ -234,6 +234,7 @@ class _AsyncClient:
             return result
 
     async def _post(self, request: Request[Any]) -> HttpAnswer | httpx.HTTPError:
+        """Post a request once. Return the answer, or the exception if there is no answer."""
         timeout = _timeout(self._seconds, request)
         seconds = timeout.read or 0
         arguments: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}

@@ -180,11 +180,11 @@ class AgentMethods:
         Args:
             function: Name of the function.
             kwargs: Arguments of the function: an object, or its JSON text as in a model's tool call. A value that
-                is exactly {"$call": {"function": …, "args": {…}}} is a nested call: it runs first, and its result
+                is exactly {"$call": {"function": …, "args": {…}}} is a nested call. It runs first; its result
                 replaces it.
             raise_on_error: Answer a failed call with a JSON-RPC error. Default: with an envelope that has the
                 error.
-            call_id: Idempotency key, chosen by the client, which makes the call safe to retry. If a call with it is
+            call_id: Idempotency key, chosen by the client, to retry the call safely. If a call with this key is
                 recorded, its result is returned and nothing runs.
             expected_version: Refuse the call unless the session is at this version. Default: any version.
             timeout_seconds: Timeout of the call in seconds. It can only shorten the function's own timeout.
@@ -196,7 +196,7 @@ class AgentMethods:
 
     @requests("submit_answer")
     def submit_answer(self, answer: str = "", *, call_id: str | None = None) -> bool:
-        """Submit the agent's answer. It ends the agent's part: the agent can make no more calls.
+        """Submit the agent's answer. This ends the agent's part: the agent can make no more calls.
 
         Args:
             answer: The answer, for the evaluator.
@@ -211,8 +211,8 @@ class AgentMethods:
         Args:
             text: The message.
             to: The recipient's name; default: all other participants.
-            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
-                does nothing twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
+                answer and changes nothing.
         """
 
     @requests("listen")
@@ -249,20 +249,20 @@ class ClientMethods:
         """Create a session: private environments of the chosen toolpacks.
 
         Args:
-            toolpacks: Names of the toolpacks. Default: all except opt_in ones.
+            toolpacks: Names of the toolpacks. Default: all that aren't opt_in.
             options: Options by toolpack.
-            environment: Initial environments as JSON, by toolpack. Default: the toolpacks' own.
+            environment: Initial environments as JSON, by toolpack. Default: the toolpacks build them.
             ttl_seconds: Time to live after the session's last call, in seconds.
             labels: Labels, by which you can find and close sessions.
-            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
-                does nothing twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
+                answer and changes nothing.
             task: A task, as toolpack/name. The session gets the task's toolpacks and options. `options` overrides
                 the task's options, and `toolpacks` adds further toolpacks.
             seed: Seed of the random numbers that functions draw. The same seed gives the same numbers.
             clock: Time at which the session's clock starts for its functions, RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to the clock; default: 1.
-            participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged
-                with those of the task; the values given here win.
+            participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. They are
+                merged with the task's participants, and values here replace the task's values.
             perturbations: Rules that inject faults and texts into the agent's calls; default: none.
             events: Event rules, in addition to those of the toolpacks and the task. An object with `rules` replaces
                 all of them.
@@ -303,11 +303,11 @@ class ClientMethods:
         Args:
             function: Name of the function.
             kwargs: Arguments of the function: an object, or its JSON text as in a model's tool call. A value that
-                is exactly {"$call": {"function": …, "args": {…}}} is a nested call: it runs first, and its result
+                is exactly {"$call": {"function": …, "args": {…}}} is a nested call. It runs first; its result
                 replaces it.
             raise_on_error: Answer a failed call with a JSON-RPC error. Default: with an envelope that has the
                 error.
-            call_id: Idempotency key, chosen by the client, which makes the call safe to retry. If a call with it is
+            call_id: Idempotency key, chosen by the client, to retry the call safely. If a call with this key is
                 recorded, its result is returned and nothing runs.
             expected_version: Refuse the call unless the session is at this version. Default: any version.
             timeout_seconds: Timeout of the call in seconds. It can only shorten the function's own timeout.
@@ -402,7 +402,7 @@ class ClientMethods:
                 the first record.
             limit: The maximum number of results.
             path: Return only the path: the records that led to the current version, including those of the sessions
-                that this one was forked from.
+                from which this session was forked.
         """
 
     @requests("fork_session")
@@ -422,21 +422,21 @@ class ClientMethods:
         without_events: Sequence[str] | None = None,
         before: int | None = None,
     ) -> list[Session]:
-        """Create sessions that start from a version of this one.
+        """Create sessions that start from a version of this session.
 
         Args:
             version: The version to fork. Default: the current one.
             count: Number of forks.
             labels: Labels of the forks. Default: the session's labels.
             ttl_seconds: Time to live after the session's last call, in seconds.
-            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
-                does nothing twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
+                answer and changes nothing.
             seed: Seed of the random numbers that functions draw. The same seed gives the same numbers.
             clock: Time at which the session's clock starts for its functions, RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to the clock; default: 1.
             perturbations: Rules for the forks; default: the parent's rules. An object without rules removes them.
             without_events: Names of events that don't happen in the forks; default: all events happen.
-            before: Fork the session as it was before its record of this index, instead of a version.
+            before: Fork the session as it was before the record with this index. It replaces `version`.
         """
 
     @requests("reset_session")
@@ -445,13 +445,13 @@ class ClientMethods:
 
         Args:
             version: The older version.
-            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
-                does nothing twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
+                answer and changes nothing.
         """
 
     @requests("close_session", repeatable=False)
     def close_session(self, session_id: str | None = None, *, labels: Mapping[str, str] | None = None) -> int:
-        """Close a session, or all with these labels, and delete data that no fork needs. Return the number of sessions.
+        """Close a session, or all sessions with these labels. Delete data that no fork needs. Return their number.
 
         Args:
             labels: Instead of session_id: close the sessions that have all these labels.
@@ -526,15 +526,15 @@ class ClientMethods:
         Args:
             role: The role of the sender.
             content: The text of the message.
-            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
-                does nothing twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
+                answer and changes nothing.
             metadata: Further data of the message for trajectories, such as model_name, prompt_tokens or
                 completion_token_ids.
         """
 
     @requests("submit_answer")
     def submit_answer(self, session_id: str, answer: str = "", *, call_id: str | None = None) -> bool:
-        """Submit the agent's answer in a session with a task. It ends the agent's part.
+        """Submit the agent's answer in a session with a task. This ends the agent's part.
 
         Args:
             answer: The answer, for the evaluator.
@@ -644,17 +644,17 @@ class ClientMethods:
 
         Args:
             limit: Maximum number of records to run again.
-            labels: The labels of the new session; default: this session's.
-            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
-                does nothing twice.
+            labels: The labels of the new session; default: the old session's labels.
+            call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
+                answer and changes nothing.
         """
 
     @requests("export_bundle")
     def export_bundle(self, session_id: str, *, versions: Literal["all", "ends"] = "all") -> Bundle:
-        """Return a session as one file. `import_bundle` takes it here or on another server.
+        """Return a session as one file, which `import_bundle` reads on this server or another.
 
         Args:
-            versions: The versions in the bundle: all kept ones, or the first and the current one (`ends`).
+            versions: The versions in the bundle: all stored ones, or only the first and the current one (`ends`).
         """
 
     @requests("import_bundle")
@@ -677,8 +677,8 @@ class ClientMethods:
             labels: The labels of the new session; default: the labels in the bundle.
             ttl_seconds: Time to live after the session's last call, in seconds.
             limit: Maximum number of records to run again in the mode `replay`.
-            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
-                does nothing twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
+                answer and changes nothing.
         """
 
     @requests("add_turn")
@@ -697,8 +697,8 @@ class ClientMethods:
             participant: The participant's name.
             metadata: Facts about the turn: model_name, prompt_tokens, completion_tokens and so on.
             problem: Why the turn was discarded; default: it was used.
-            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
-                does nothing twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
+                answer and changes nothing.
         """
 
     @requests("fail_participant")
@@ -717,8 +717,8 @@ class ClientMethods:
             participant: The participant's name.
             reason: A short name for the cause.
             message: Details for a reader.
-            call_id: Idempotency key, chosen by the client. A repeated request with it returns the first answer and
-                does nothing twice.
+            call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
+                answer and changes nothing.
         """
 
     @requests("get_events")

@@ -44,6 +44,7 @@ def anything(_value: Any) -> bool:
 
 
 def _any_of(kinds: list[Fits]) -> Fits:
+    """Return a function that checks whether a JSON value has one of several forms."""
     return lambda value: any(each(value) for each in kinds)
 
 

@@ -93,8 +93,8 @@ class CallValue:
 
     Attributes:
         record: The record: a call has its `function`, its `kwargs`, and the caller as `by`.
-        before: The value of the step before it.
-        after: The value of the step after it. A call that changed nothing has the same step before and after it.
+        before: The value of the step before the call.
+        after: The value of the step after the call. A call that changed nothing has the same step before and after it.
     """
 
     record: CallRecord | AnswerRecord
@@ -379,6 +379,7 @@ class _Rollout:
         return any("similar" in call for call in (await self._solution(version))["rest"])
 
     async def _discard(self, forks: Sequence[str]) -> None:
+        """Close forks that aren't the best of their step."""
         if forks:
             await self._valuer.close(forks)
 
@@ -454,7 +455,7 @@ class _Rollout:
         return forks
 
     def _seeds(self, seed: str) -> Any:
-        """Return parameters that give a fork its own random numbers and faults, if the rollout's come from a seed."""
+        """Return parameters that give a fork its own random numbers and faults, if the rollout has a seed or faults."""
         seeds: dict[str, Any] = {"seed": seed} if "seed" in self._session else {}
         if rules := self._session.get("perturbations", {}).get("rules"):
             seeds["perturbations"] = {"rules": rules, "seed": seed}
@@ -544,6 +545,7 @@ def _worth(value: StepValue) -> float:
 
 
 def _reward(verdict: Verdict) -> float | None:
+    """Return the reward of a verdict, or None if the verdict isn't valid."""
     return verdict["reward"] if verdict["valid"] else None
 
 

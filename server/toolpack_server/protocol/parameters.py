@@ -38,8 +38,8 @@ CallId = Annotated[
     Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None,
     Field(
         None,
-        description="Idempotency key, chosen by the client. A repeated request with it returns the first answer and "
-        "does nothing twice.",
+        description="Idempotency key, chosen by the client. A repeated request with the same key returns the first "
+        "answer and changes nothing.",
     ),
 ]
 TtlSeconds = Annotated[
@@ -88,10 +88,11 @@ class SessionRequest(CreationRequest):
 
     _unused_seconds: float | None = PrivateAttr(None)
 
-    toolpacks: list[str] | None = Field(None, description="Names of the toolpacks. Default: all except opt_in ones.")
+    toolpacks: list[str] | None = Field(None, description="Names of the toolpacks. Default: all that aren't opt_in.")
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="Options by toolpack.")
     environment: dict[str, Any] = Field(
-        default_factory=dict, description="Initial environments as JSON, by toolpack. Default: the toolpacks' own."
+        default_factory=dict,
+        description="Initial environments as JSON, by toolpack. Default: the toolpacks build them.",
     )
     ttl_seconds: TtlSeconds
     labels: Labels = Field(default_factory=dict, description="Labels, by which you can find and close sessions.")
@@ -120,7 +121,7 @@ class ForkRequest(CreationRequest):
         None,
         ge=0,
         le=MAX_COUNT,
-        description="Fork the session as it was before its record of this index, instead of a version.",
+        description="Fork the session as it was before the record with this index. It replaces `version`.",
         exclude_if=partial(operator.is_, None),  # requests without it keep their digests
         kw_only=True,  # last, after the parameters of features
     )

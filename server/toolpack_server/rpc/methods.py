@@ -94,14 +94,14 @@ class RunFunction(
     kwargs: Arguments = Field(
         default_factory=dict,
         description="Arguments of the function: an object, or its JSON text as in a model's tool call. A value that is "
-        'exactly {"$call": {"function": …, "args": {…}}} is a nested call: it runs first, and its result replaces it.',
+        'exactly {"$call": {"function": …, "args": {…}}} is a nested call. It runs first; its result replaces it.',
     )
     raise_on_error: bool = Field(
         False, description="Answer a failed call with a JSON-RPC error. Default: with an envelope that has the error."
     )
     call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None = Field(
         None,
-        description="Idempotency key, chosen by the client, which makes the call safe to retry. If a call with it is "
+        description="Idempotency key, chosen by the client, to retry the call safely. If a call with this key is "
         "recorded, its result is returned and nothing runs.",
     )
     expected_version: Annotated[int, Field(ge=0, le=2**53)] | None = Field(
@@ -232,7 +232,7 @@ class GetTrace(Method, result=list[Record]):
     path: bool = Field(
         False,
         description="Return only the path: the records that led to the current version, including those of the "
-        "sessions that this one was forked from.",
+        "sessions from which this session was forked.",
     )
 
     async def handle(self, caller: Caller, app: App) -> Any:
@@ -245,7 +245,7 @@ class GetTrace(Method, result=list[Record]):
 
 
 class ForkSession(ForkRequest, Method, result=list[Session]):
-    """Create sessions that start from a version of this one."""
+    """Create sessions that start from a version of this session."""
 
     async def handle(self, caller: Caller, app: App) -> list[Session]:
         return await app.sessions.fork(caller.owner, self)
@@ -275,7 +275,7 @@ class ResetSession(Method, result=Session):
 
 
 class CloseSession(Method, result=int, repeatable=False, positional=("session_id",)):
-    """Close a session, or all with these labels, and delete data that no fork needs. Return the number of sessions."""
+    """Close a session, or all sessions with these labels. Delete data that no fork needs. Return their number."""
 
     session_id: str | None = Field(None, description="The session.")
     labels: Labels = Field(

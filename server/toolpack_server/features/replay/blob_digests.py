@@ -70,7 +70,7 @@ class StateDigests:
 
         Args:
             parts: The blob id of each part.
-            blobs: Bytes of parts, by blob id. Blobs that aren't here are read from the store.
+            blobs: Bytes of parts that may not be stored yet. Other blobs are read from the store.
         """
         keys, names = dict(parts), tuple(parts)
         chains = [stored_environment(names, toolpack) for toolpack in dict.fromkeys(map(toolpack_of, names))]

@@ -82,6 +82,13 @@ class BundleContent:
             raise InvalidParamsError("The bundle has two heads.")
 
     def _add_blob(self, number: int, part: str, text: str) -> None:
+        """Check a blob, and seal it with this server's key under a new id.
+
+        Args:
+            number: The blob's number in the bundle, by which versions refer to it.
+            part: The part that the blob belongs to.
+            text: The blob's bytes, each as one character.
+        """
         if number in self._blob_ids or toolpack_of(part) not in self.head.toolpacks:
             raise InvalidParamsError(f"Blob {number} of the bundle occurs twice, or belongs to no toolpack.")
         try:
@@ -98,6 +105,7 @@ class BundleContent:
         self._context.runner.run(ExportEnvironments(Snapshot({part: blob_id}, {part: blob})))
 
     def _add_version(self, version: int, parts: Mapping[str, int]) -> None:
+        """Check a version, and add it. `parts` has the number of the blob of each changed part."""
         newest = max(self.changes, default=None)
         # Versions may be missing only after version 0, because a store deletes old versions but keeps version 0.
         follows = version == 0 if newest is None else version == newest + 1 or (newest == 0 and version > 0)

@@ -1,7 +1,7 @@
 """Format of a bundle: a session as one file, which can be moved to another server.
 
-The first line is the format's name, and the second the keyed hash of the rest. The rest is JSON lines, compressed by
-xz:
+The first line is the format's name. The second line is the keyed hash (HMAC) of the rest, which proves that a server
+with the same key wrote it. The rest is JSON lines, compressed by xz:
 
     {"head": {…}}                     description of the session; the first line
     {"blob": [number, part, text]}    serialized part of an environment; each byte is one character (Latin-1), because
@@ -64,11 +64,11 @@ class BundleHead(BaseModel):
     fork: bool  # the session was created as a fork
     version: Count
     records: Count  # number of records
-    details: _JsonObject  # as in `StoredSession`. In JSON they include the versions, which are removed here
+    details: _JsonObject  # as in `StoredSession`, but without the versions, which `model_post_init` moves out of them
     _versions: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, _context: Any) -> None:
-        """Move the versions out of the details. Drop invalid ones, because a stranger may have written the bundle."""
+        """Move the versions out of the details. Drop invalid versions, because the bundle may be a stranger's."""
         value = self.details.pop(VERSIONS, None)
         versions = {name: value.get(name) for name in self.toolpacks} if isinstance(value, dict) else {}
         self._versions = {

@@ -110,7 +110,7 @@ class Bundles:
         """Return the bundle of a session.
 
         Args:
-            ends: Include only the first and the current version, not all kept ones.
+            ends: Include only the first and the current version, not all that are still stored.
 
         Raises:
             ClassesChangedError: A toolpack isn't loaded any more, or its classes have changed.
@@ -179,6 +179,7 @@ class Bundles:
         return versions[::-1]
 
     def _head(self, session: StoredSession, head: Head) -> BundleHead:
+        """Return the head of a session's bundle. Raise `ClassesChangedError` if a toolpack isn't loaded any more."""
         loaded = self._context.catalog.fingerprints
         recipe = Recipe.of(session)
         options, environment = recipe.given()

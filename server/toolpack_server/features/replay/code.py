@@ -72,6 +72,7 @@ def digest_files(files: Iterable[tuple[str, Path]], *others: str) -> str:
 
 @cache
 def _server_digest() -> str:
+    """Return the digest of the server's modules."""
     return digest_files(_inside(SERVER, SERVER.parent, "*.py"))
 
 

@@ -64,7 +64,7 @@ def replay(target: str, limit: int, **where: Any) -> None:
 @click.command()
 @look_options
 @packs_options
-@click.option("--ends", is_flag=True, help="Write only the first and the current version, not all kept ones.")
+@click.option("--ends", is_flag=True, help="Write only the first and the current version.")
 @click.argument("session")
 def bundle(session: str, ends: bool, **where: Any) -> None:
     """Write a SESSION to standard output, as a bundle. The beginning of its id is enough."""
@@ -128,6 +128,7 @@ def _report(replayed: Any) -> None:
 
 
 def _text(replayed: Any) -> str:
+    """Return the report of a replay: toolpacks with other versions, and the first difference or none."""
     others = replayed["other_versions"].items()
     lines = [f"{name} was at {each['recorded']}, and is at {each.get('replayed', 'none')}." for name, each in others]
     return "\n".join([*map(printable, lines), _comparison(replayed)])

@@ -29,7 +29,7 @@ class ReplaySession(Method, result=Replay):
 
     session_id: SessionId
     limit: int = Field(1000, ge=1, le=100_000, description="Maximum number of records to run again.")
-    labels: Labels | None = Field(None, description="The labels of the new session; default: this session's.")
+    labels: Labels | None = Field(None, description="The labels of the new session; default: the old session's labels.")
     call_id: CallId
 
     async def handle(self, caller: Caller, app: App) -> Replay:
@@ -45,11 +45,12 @@ class ReplaySession(Method, result=Replay):
 
 
 class ExportBundle(Method, result=Bundle):
-    """Return a session as one file. `import_bundle` takes it here or on another server."""
+    """Return a session as one file, which `import_bundle` reads on this server or another."""
 
     session_id: SessionId
     versions: Literal["all", "ends"] = Field(
-        "all", description="The versions in the bundle: all kept ones, or the first and the current one (`ends`)."
+        "all",
+        description="The versions in the bundle: all stored ones, or only the first and the current one (`ends`).",
     )
 
     async def handle(self, caller: Caller, app: App) -> Bundle:

@@ -118,11 +118,12 @@ def load_time_machine() -> Any:
 
 @contextmanager
 def _pinned_time(now_ns: int) -> Iterator[None]:
+    """Replace the clock of the process for a block. It starts at `now_ns`, in nanoseconds since the epoch."""
     time_machine = load_time_machine()
     travel = time_machine.travel(_EPOCH, tick=False)
     clock = travel.start()
     try:
-        # time-machine's own clocks stand still or run in real time, so replace the class by a clock of ours.
+        # time-machine's own clocks stand still or run in real time, but here only a reading may advance the clock.
         clock.__class__ = _moving_class(time_machine.Traveller)
         clock.next_ns = now_ns
         yield
@@ -170,6 +171,7 @@ class _Stream:
         return drawn[:size]
 
     def number(self) -> int:
+        """Return the next random number of 256 bits."""
         return int.from_bytes(self.take(_SEED_BYTES))
 
     def number_of(self, name: str) -> int:
@@ -189,6 +191,7 @@ def _pinned_random(seed: str, tick: int) -> Iterator[None]:
     seed_generator: Any = random.Random.seed
 
     def seeded(self: random.Random, a: Any = None, version: int = 2) -> None:
+        """Replace `Random.seed`, which without a seed `a` would use the system's random numbers."""
         seed_generator(self, stream.number() if a is None else a, version)
 
     # Draw these two numbers before any others and in this order, so that they are the same in each Python version.

@@ -85,6 +85,7 @@ class SkippedCall(ReplayCall):
         return self._effect(outcome, self.plan.timeout_seconds)
 
     def _lost(self) -> Outcome:
+        """Return the outcome of a call whose function ended its process."""
         error = CrashedError(
             f"`{self.plan.function}` ended its process in the original call, so the replay didn't run it; nothing has "
             "changed."

@@ -291,6 +291,7 @@ class Replays:
         }
 
     def _other_versions(self, recorded: Mapping[str, str]) -> dict[str, Versions]:
+        """Return the toolpacks with another loaded version than the recorded version."""
         loaded = self._context.catalog.versions(recorded)
         return {
             name: {"recorded": version, "replayed": if_set(loaded.get(name))}
@@ -449,6 +450,7 @@ class _Replayer:
         return None
 
     async def _reset(self, record: Mapping[str, Any], to_version: int, call_id: str | None) -> Difference | None:
+        """Run a reset again, and compare the digests. `to_version` is a version of the recorded session."""
         version = self._versions.get(to_version)
         if version is None:
             raise InvalidParamsError(

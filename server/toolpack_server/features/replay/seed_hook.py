@@ -60,13 +60,15 @@ class SeedHook(OperationHook):
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
         """Add the digest of the world after a call or a reset to its record.
 
-        The digest is stored as the memo for the next operation. If no part changed, the old digest is still correct.
+        The digest is stored as the hook's state, for the next operation. If no part changed, the old digest is still
+        correct.
         """
         is_reset = isinstance(operation, ResetOperation)
         if change.parts or is_reset:
             if isinstance(operation, CallOperation):
                 for part, blob_id in change.parts.items():
                     self._digests.put(blob_id, change.answer.digests[part])
+            # These blobs aren't in the store yet.
             new = {part: change.new_blobs[id_] for part, id_ in change.parts.items() if id_ in change.new_blobs}
             change.hook_state[self] = self._digests.digest({**state.parts, **change.parts}, {**change.blobs, **new})
         elif self in state.hook_state:

@@ -28,6 +28,7 @@ _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\
 
 
 def _check_clock(clock: str) -> str:
+    """Return a valid start time of a clock unchanged. Raise an error for pydantic if the time is invalid."""
     if not _RFC_3339.fullmatch(clock):
         raise PydanticCustomError("clock", "The clock is not a time like 2026-03-02T09:30:00Z, with an offset")
     try:
@@ -78,16 +79,19 @@ class Seeds:
 
     @classmethod
     def of(cls, session: StoredSession) -> "Seeds":
+        """Return the seeds of a session."""
         return cls.of_details(details_of(session)) if session.details else REAL
 
     @classmethod
     def of_details(cls, details: Mapping[str, Any]) -> "Seeds":
+        """Return the seeds in the details of a session."""
         return cls(
             details.get("seed"), details.get("clock"), details.get("clock_step_seconds"), details.get("ticks", 0)
         )
 
     @classmethod
     def of_request(cls, request: Parameters) -> "Seeds":
+        """Return the seeds as a client requested them, without defaults."""
         if not isinstance(request, SeedParameters):
             return REAL
         return cls(request.seed, request.clock, request.clock_step_seconds)

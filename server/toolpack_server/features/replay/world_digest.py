@@ -23,11 +23,11 @@ from toolpack_server.snapshots.operators import OperatorTable, operators_of
 from toolpack_server.volumes.volume import SEPARATOR, VolumeContext, is_void, read_piece
 
 MAX_BYTES = 64 * 2**20
-"""Max size of an environment when each reference to a shared object is written out. Larger ones have no digest."""
+"""Max size of an environment with each reference to a shared object written out. A larger one has no digest."""
 
 _BYTES = 16
 _SETS = frozenset((set, frozenset))
-_NO_PROGRESS: Any = None  # first argument of the writers, which those of plain types and enums don't use
+_NO_PROGRESS: Any = None  # the writers' first argument, which the writers of plain types and enums don't use
 _FIELDS, _FIELDS_SET = "__dict__", "__pydantic_fields_set__"
 
 Entries = tuple[str, ...]

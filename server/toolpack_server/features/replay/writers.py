@@ -36,5 +36,6 @@ def has_kind(parts: Iterable[str], kinds: set[str]) -> bool:
 
 
 def _writers(context: SessionContext) -> dict[str, str]:
+    """Return the writer of each kind of volume that has one, such as "SQLite 3.45.1"."""
     volumes = context.codec.volumes
     return {} if volumes is None else {name: kind.written_by for name, kind in volumes.kinds.items() if kind.written_by}

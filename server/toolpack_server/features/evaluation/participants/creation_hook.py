@@ -33,8 +33,8 @@ def _check(participants: dict[str, Any]) -> dict[str, Any]:
 class ParticipantsRequest(SessionRequest):
     participants: Annotated[dict[str, Any], AfterValidator(_check)] = Field(
         default_factory=dict,
-        description="Participants and their rights: {name: {functions, max_calls, prompt, answers}}. Merged with those "
-        "of the task; the values given here win.",
+        description="Participants and their rights: {name: {functions, max_calls, prompt, answers}}. They are merged "
+        "with the task's participants, and values here replace the task's values.",
         # Session ids are derived from serialised requests, so a request without participants must look as before.
         exclude_if=operator.not_,
     )

@@ -94,10 +94,10 @@ class AddMessage(Method, result=Literal[True]):
 class SubmitAnswer(
     Method,
     result=Literal[True],
-    agents="Submit the agent's answer. It ends the agent's part: the agent can make no more calls.",
+    agents="Submit the agent's answer. This ends the agent's part: the agent can make no more calls.",
     positional=("answer",),
 ):
-    """Submit the agent's answer in a session with a task. It ends the agent's part."""
+    """Submit the agent's answer in a session with a task. This ends the agent's part."""
 
     session_id: SessionId
     answer: str = Field("", description="The answer, for the evaluator.")

@@ -322,6 +322,7 @@ def _report_lines(
 
 
 def _difference_text(result: _SessionResult) -> Iterator[str]:
+    """Yield the lines about the first difference of a session."""
     difference = result["difference"]
     recorded, replayed = (printable(difference.get(name) or "nothing")[:MAX_SHOWN] for name in ("recorded", "replayed"))
     where = f"record {difference['index']}, {difference['record']}: " if "record" in difference else ""

@@ -1,8 +1,9 @@
-"""Entries of a receipt. An entry is created from a session's bundle, and contains all that is needed to run it again.
+"""Entries of a receipt: all data to run a session again, and the expected results.
 
-`verify` converts each entry back to a bundle, runs the session again, creates a new entry from it, and compares the two
-entries. So an entry omits the values that a replay can't reproduce: times, `call_id`s, ids and snapshots. The receipt
-has the versions of the server and of Python once, not in each entry.
+An entry is created from a session's bundle. `verify` converts the entry back to a bundle, runs the session again,
+creates a new entry from the new session, and compares the two entries. So an entry omits the values that a replay can't
+reproduce: times, `call_id`s, ids and snapshots. The receipt has the versions of the server and of Python once, not in
+each entry.
 """
 
 import base64
@@ -35,7 +36,7 @@ _Record = dict[str, Any]
 
 _TIMES = {"started_at", "duration_ms"}
 _NOT_REPEATED = ("deadline", "crashed")
-"""Failures after which a call isn't run again. Their texts depend on the machine, so they aren't compared."""
+"""Failures after which a call isn't run again. The texts of these errors depend on the machine, so they may differ."""
 _ANY_KEY = KeyedHash(b"any key, because a replay doesn't check the hash", "bundle")
 
 
@@ -202,6 +203,7 @@ def _without_records(entry: ReceiptEntry) -> dict[str, Any]:
 
 
 def _first_difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the name of the first member that differs, with both values as JSON; None if all members are equal."""
     for name in sorted(recorded.keys() | replayed.keys()):
         texts = [dumps(each[name], sort_keys=True).decode() if name in each else None for each in (recorded, replayed)]
         if texts[0] != texts[1]:

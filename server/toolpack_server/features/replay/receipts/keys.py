@@ -46,6 +46,7 @@ class SigningKey:
         self.public: PublicKey = key.public_key().public_bytes_raw().hex()
 
     def sign(self, text: bytes) -> str:
+        """Return the signature of a text, as 128 hexadecimal digits."""
         signature: bytes = self._key.sign(text)
         return signature.hex()
 
@@ -94,6 +95,7 @@ def check_installed() -> None:
 
 
 def _ed25519() -> Any:
+    """Return the module for Ed25519. Raise `ClickException` if the package `cryptography` isn't installed."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415 - see the module's docstring
     except ImportError:

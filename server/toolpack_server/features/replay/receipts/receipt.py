@@ -85,6 +85,7 @@ class ReceiptEntry(BaseModel):
 
     @property
     def all_records(self) -> list[_JsonObject]:
+        """The records of all parts, in order."""
         return [record for part in self.parts for record in part.records]
 
     def shown(self) -> _JsonObject:
@@ -189,6 +190,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _check_signature(path: Path, signed: Mapping[str, Any], signature: Any, key: PublicKey | None) -> None:
+    """Check that the receipt was signed with the key in it, and that this is the required key, if there is one."""
     own_key = signed["key"]
     if not isinstance(signature, str):
         raise ReceiptRefusedError(f"{path} isn't signed.")

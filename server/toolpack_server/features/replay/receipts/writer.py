@@ -19,7 +19,7 @@ from toolpack_server.features.replay.receipts.keys import SigningKey
 from toolpack_server.features.replay.receipts.receipt import MAX_BYTES, ReceiptEntry, Times, write
 from toolpack_server.features.replay.results import Code
 
-KEY_FILE = "receipt.key"  # in the data directory
+KEY_FILE = "receipt.key"  # name of the key's default file, in the data directory
 
 
 class ReceiptWriter:
