@@ -49,6 +49,7 @@ class _Families(Collector):
 
 
 def _prometheus_metric(family: SummedFamily) -> Metric:
+    """Convert a summed metric to the form of Prometheus' library."""
     metric: Any = _KINDS[family.kind](f"toolpack_{family.name}", family.text, labels=family.labels)
     for labels, sample in family.samples.items():
         if family.kind == "histogram":

@@ -111,6 +111,7 @@ class CallLog:
             self._is_on = _write(b"\n".join([*map(self._line, calls), b""]))
 
     def _line(self, call: EndedCall) -> bytes:
+        """Return the line of a call."""
         line: dict[str, Any] = {
             "time": timestamp(call.at),
             "request_id": call.request_id,
@@ -144,6 +145,8 @@ class CallLog:
 
 
 class _Handler(logging.Handler):
+    """Handler of Python's logging that writes lines in the server's form, and collects those of events."""
+
     def __init__(self, style: Style) -> None:
         super().__init__()
         self._line = _text_line if _is_text(style) else _json_line
@@ -201,6 +204,7 @@ def _write(lines: bytes) -> bool:
 
 
 def _json_line(record: logging.LogRecord) -> str:
+    """Return a message or an event as a line of JSON."""
     line: dict[str, Any] = {"time": timestamp(record.created), "level": record.levelname.lower()}
     fields = getattr(record, "event", None)
     line |= {"message": record.getMessage()} if fields is None else {"event": record.msg, **fields}

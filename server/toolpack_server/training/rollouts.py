@@ -163,6 +163,7 @@ class _Run:
             self._unfinished.setdefault(key, []).append(session)
 
     async def _sessions(self, passed: bool | None = None) -> list[Session]:
+        """Return the run's sessions. `passed` selects those with a recorded verdict."""
         sessions: list[Session] = []
         after = ""
         while page := await self._client.list_sessions(labels=self._labels, after=after, limit=_PAGE, passed=passed):

@@ -88,6 +88,7 @@ class TextEnvironment:
         self.environment.close()
 
     def _result(self, call: str) -> str:
+        """Make one call of a model's text, given as JSON. Return the result or the error, as text for the model."""
         try:
             match json.loads(call):
                 case {"name": str(name), "arguments": dict(arguments)}:

@@ -268,6 +268,8 @@ class _Server:
         started.wait()
 
     def _run(self, started: threading.Event) -> None:
+        """Run the event loop until `close` is called. Set `started` when the service accepts requests."""
+
         async def serve() -> None:
             async with self._service.running():
                 started.set()

@@ -10,4 +10,6 @@ from toolpack_server.packs.toolpack import Toolpack as CoreToolpack
 
 
 class Toolpack(TaskAuthor, EventAuthor, ClassToolpacks, CoreToolpack):
+    """A toolpack with the methods of all features that authors use: functions, tasks, events and classes."""
+
     __doc__ = CoreToolpack.__doc__

@@ -135,6 +135,7 @@ def is_missing(value: Any) -> bool:
 
 
 def _fits(expected: Any, value: Any) -> bool:
+    """Return whether a value equals the expected one, or passes the test that `expected` describes."""
     test = next(iter(expected)) if isinstance(expected, Mapping) and len(expected) == 1 else None
     if test not in TESTS:
         return value is not _MISSING and equal_arguments(value, expected)
@@ -217,6 +218,7 @@ def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> S
 
 
 def _read(index: int, rule: Any, begins: int) -> EventRule:
+    """Parse one rule. Its default name is its index."""
     if not isinstance(rule, Mapping):
         raise ValueError(f"Event '{index}' must be an object")  # noqa: TRY004 - callers handle only ValueError
     name = rule.get("name", str(index))
@@ -261,6 +263,7 @@ def _read(index: int, rule: Any, begins: int) -> EventRule:
 
 
 def _check_members(about: str, rule: Mapping[str, Any]) -> None:
+    """Check the types and values of a rule's members."""
     for member in ("call", "by", "do", "say", "as", "to", "notice"):
         if member in rule and not is_text(rule[member]):
             raise ValueError(f"{about}: {member} must be a text")
@@ -280,6 +283,7 @@ def _check_members(about: str, rule: Mapping[str, Any]) -> None:
 
 
 def _check_selection(about: str, rule: Mapping[str, Any]) -> None:
+    """Check the members that only make sense with `call`, `say` or `do`."""
     for member in ("where", "by"):
         if member in rule and "call" not in rule:
             raise ValueError(f"{about}: {member} selects calls; give it with call")
@@ -293,6 +297,7 @@ def _check_selection(about: str, rule: Mapping[str, Any]) -> None:
 
 
 def _check_where(about: str, where: Any) -> None:
+    """Check that each key of a `where` is a JSON Pointer to a fact, and check its tests."""
     if not isinstance(where, Mapping):
         raise ValueError(f"{about}: where must be an object of values by JSON Pointer")  # noqa: TRY004 - as above
     for pointer, expected in where.items():
@@ -320,6 +325,7 @@ def _check_test(about: str, test: str, bound: Any) -> None:
 
 
 def _read_time(about: str, member: str, value: Any, begins: int) -> int:
+    """Return a time. A duration counts from the beginning of the session."""
     duration = _duration(value)
     if duration is not None:
         return begins + duration
@@ -332,6 +338,7 @@ def _read_time(about: str, member: str, value: Any, begins: int) -> int:
 
 
 def _read_condition(about: str, when: Any) -> Mapping[str, Any]:
+    """Return a `when` as an object. The short form, a function's name, requires the result True."""
     if is_text(when):
         return {"call": when, "kwargs": {}, "where": {"/result": True}}
     valid = isinstance(when, Mapping) and {"call"} <= when.keys() <= {"call", "kwargs", "where"}

@@ -10,6 +10,8 @@ MAX_BYTES = 16_384
 
 
 class NamedRule(Protocol):
+    """A parsed rule of any kind."""
+
     @property
     def name(self) -> str: ...
 

@@ -173,6 +173,7 @@ def read_rules(value: Any) -> Sequence[Rule]:
 
 
 def _read(index: int, rule: Any) -> Rule:
+    """Parse one rule. Its default name is its index."""
     if not isinstance(rule, Mapping):
         raise ValueError(f"Rule '{index}' must be an object")  # noqa: TRY004 - callers handle only ValueError
     name = rule.get("name", str(index))
@@ -208,6 +209,7 @@ def _read(index: int, rule: Any) -> Rule:
 
 
 def _check_members(about: str, rule: Mapping[str, Any], effect: str) -> None:
+    """Check the members that all rules may have, apart from `calls` and `rate`."""
     for member in ("functions", "after"):
         if member in rule and not (is_text(rule[member]) or are_texts(rule[member])):
             raise ValueError(f"{about}: {member} must be a name, a pattern, or a list of them")
@@ -233,6 +235,7 @@ def _patterns(value: Any) -> Sequence[str] | None:
 
 
 def _read_calls(about: str, value: Any) -> list[tuple[int, int | None, int | None]]:
+    """Parse `calls`, such as `2, 4-5/5`, to ranges of first number, last number and period."""
     if not isinstance(value, str):
         # Callers handle only ValueError.
         raise ValueError(f"{about}: calls must be a text, such as '2', '1-3', '4-' or '4-5/5'")  # noqa: TRY004

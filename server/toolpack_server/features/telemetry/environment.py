@@ -23,6 +23,8 @@ def exported_signals(variables: Mapping[str, str]) -> set[str]:
 
 
 def _is_exported(signal: str, variables: Mapping[str, str]) -> bool:
+    """Return whether a signal has an endpoint. Variables for the signal take precedence over common ones."""
+
     def value(name: str) -> str:
         common, specific = f"OTEL_EXPORTER_OTLP_{name}", f"OTEL_EXPORTER_OTLP_{signal}_{name}"
         return variables.get(specific, "") or variables.get(common, "")

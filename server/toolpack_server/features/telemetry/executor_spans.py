@@ -59,6 +59,7 @@ def _collector() -> SpanCollector:
 
 
 def _describe(span: Any) -> dict[str, Any]:
+    """Return a span as JSON."""
     return {
         "name": encodable(span.name),
         "scope": span.instrumentation_scope.name if span.instrumentation_scope else "",
@@ -82,6 +83,7 @@ def read_spans(claims: Any, run: SpanContext, resource: Resource) -> Iterator[Re
 
 
 def _read_span(claim: Mapping[str, Any], run: SpanContext, resource: Resource) -> ReadableSpan:
+    """Convert an executor's JSON to a span. Any exception means that the JSON is invalid."""
     return ReadableSpan(
         encodable(claim["name"]),
         _span_context(claim["span_id"], run),
@@ -98,6 +100,7 @@ def _read_span(claim: Mapping[str, Any], run: SpanContext, resource: Resource) -
 
 
 def _span_context(span_id: str, run: SpanContext) -> SpanContext:
+    """Return the context of a span in the trace of `run`. Raise `ValueError` if the id is invalid."""
     encoded = bytes.fromhex(span_id)
     if len(encoded) != SPAN_ID_BYTES:
         raise ValueError("not the id of a span")

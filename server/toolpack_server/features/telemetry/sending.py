@@ -138,6 +138,7 @@ class SpanQueue(BatchSpanProcessor):
         return self._added - self._exporter.done
 
     def on_end(self, span: ReadableSpan) -> None:
+        """Queue a span, or count it as lost if the queue is full."""
         if self.waiting() >= self._max_size:
             self._losses.lost += 1
         else:

@@ -119,6 +119,7 @@ class CallTracer:
         began: int,
         more: Mapping[str, str] | None = None,
     ) -> Span:
+        """Start the span of a call or an evaluation, as a child of the client's span if the request named it."""
         attributes = {
             **_method(origin),
             "network.transport": "tcp" if request_id.get() else "pipe",

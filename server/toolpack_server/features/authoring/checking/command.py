@@ -111,6 +111,7 @@ class _Inspection(NamedTuple):
 
 
 def _inspect(settings: Settings) -> _Inspection:
+    """Load the toolpacks and read their code. Runs in a child process, because loading runs author code."""
     catalog, errors = inspect_toolpacks(settings.pack_dir, settings.packs)
     notes, problems = list[str](), [str(error) for error in errors]
     if catalog is None:
@@ -127,6 +128,7 @@ def _inspect(settings: Settings) -> _Inspection:
 
 
 def _shared_writes(catalog: Catalog) -> list[Finding]:
+    """Return a note for each write to shared state in the functions of the toolpacks."""
     findings: dict[tuple[str, str], Finding] = {}
     for pack in catalog.toolpacks.values():
         for function in pack.functions.values():

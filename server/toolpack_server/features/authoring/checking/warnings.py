@@ -36,6 +36,7 @@ def notes_on(packs: Iterable[Toolpack]) -> list[str]:
 
 
 def _environment_notes(pack: Toolpack) -> list[str]:
+    """Return notes on fields of the wrong type, on differences between two initial environments, and on size."""
     if requires(pack.options):
         return []
     try:
@@ -79,6 +80,7 @@ def _size_notes(pack: Toolpack, environment: BaseModel) -> list[str]:
 
 
 def _function_notes(pack: Toolpack) -> list[str]:
+    """Return notes on functions that agents can't call or only partly see."""
     notes = [] if pack.functions else [f"{pack.location}: it has no function: register some with @toolpack.function."]
     notes += _section_notes(pack)
     for function in pack.functions.values():

@@ -93,6 +93,7 @@ class _WriteSearch:
                 yield from self._store(node)
 
     def _call(self, node: ast.Call) -> Iterator[SharedWrite]:
+        """Yield a write if a call changes process state, advances an iterator with `next`, or changes a container."""
         called = _dotted(node.func)
         if called in PROCESS_CALLS and called.partition(".")[0] not in self.local:
             yield self._write(node, called, PROCESS_CALLS[called])
@@ -102,6 +103,7 @@ class _WriteSearch:
             yield from self._shared(node, node.func.value)
 
     def _store(self, node: ast.Name | ast.Subscript | ast.Attribute) -> Iterator[SharedWrite]:
+        """Yield a write if an assignment or a `del` changes a module variable or process state."""
         if isinstance(node, ast.Name):
             if node.id in self._global:
                 yield self._write(node, node.id)

@@ -85,6 +85,7 @@ class ClassMethods:
         return functions
 
     def _function(self, name: str, function_name: str, field: str, method: Any) -> Function:
+        """Create the function for a method. It depends on the field with the instance, unless it needs no instance."""
         plain = getattr(method, "__func__", method)
         static, of_class = isinstance(method, staticmethod), isinstance(method, classmethod)
         docstring = _docstring(self._kind, name)
@@ -132,6 +133,7 @@ def _public_methods(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _is_method(kind: type, value: Any) -> bool:
+    """Return whether an attribute is a method. Class methods that return an instance are constructors instead."""
     if isinstance(value, classmethod):
         return not _makes_instances(kind, value)
     if isinstance(value, FunctionType | staticmethod):
@@ -147,6 +149,7 @@ def _makes_instances(kind: type, method: Any) -> bool:
 
 
 def _docstring(kind: type, name: str) -> str:
+    """Return a method's docstring, which may come from a base class, or ""."""
     for base in kind.__mro__:
         docstring = getattr(vars(base)[name], "__doc__", None) if name in vars(base) else None
         if docstring and not docstring.isspace():

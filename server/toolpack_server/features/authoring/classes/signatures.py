@@ -97,6 +97,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Return a function's signature and its type hints. Raise `RegistrationError` if the hints can't be read."""
     try:
         signature = inspect.signature(function)
         hinted = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
@@ -110,6 +111,7 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[st
 
 
 def _field(parameter: inspect.Parameter, hint: Any, descriptions: dict[str, str]) -> tuple[Any, Any]:
+    """Return the type and the pydantic field of a parameter. Raise `RegistrationError` if agents can't pass it."""
     if parameter.kind in _VARIADIC:
         raise RegistrationError(f"`{parameter}` takes any argument.")
     if parameter.kind is parameter.POSITIONAL_ONLY:

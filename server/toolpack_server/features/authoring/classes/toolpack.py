@@ -97,6 +97,7 @@ class ClassToolpacks(Toolpack):
         state_types: Iterable[type],
         lazy: bool,
     ) -> Self:
+        """Create a toolpack from the parts that `world` has."""
         kinds = dict.fromkeys([*state_types, *world.state_types])
         pack = toolpack(name, world.environment, opt_in=opt_in, state_types=kinds, lazy=lazy)
         pack._hold(source, world)  # noqa: SLF001 - an instance of this class

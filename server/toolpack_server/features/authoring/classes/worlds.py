@@ -54,6 +54,7 @@ class ClassWorld:
 def world_of_class(
     toolpack: str, kind: type, read_only: Methods, exclude: Methods, options: Maker | None
 ) -> ClassWorld:
+    """Return the parts of a toolpack that is made from one class. The environment wraps the instance itself."""
     _check_is_class(kind)
     methods = ClassMethods(kind, "", read_only, exclude)
     maker = _instance_maker(kind, options)
@@ -76,6 +77,7 @@ def world_of_classes(
     exclude: Methods,
     options: Mapping[str, Maker],
 ) -> ClassWorld:
+    """Return the parts of a toolpack that is made from several classes, with a field for each instance."""
     if not isinstance(kinds, Mapping) or not kinds:
         raise RegistrationError('give each instance a name and its class, as in {"files": FileSystem}.')
     if not isinstance(options, Mapping):
@@ -156,6 +158,7 @@ class _Options:
 
 
 def _instance_maker(kind: type, options: Maker | None) -> _InstanceMaker:
+    """Return the maker of an instance, from its constructor, a method, or an author's function."""
     name = kind.__name__
     try:
         if options is None:
@@ -267,6 +270,7 @@ def _hints(function: Any) -> list[Any]:
 
 
 def _classes_in(annotations: Iterable[Any]) -> Iterator[type]:
+    """Yield the classes in annotations, also those inside generic types such as `list[Item]`."""
     for annotation in annotations:
         if isinstance(annotation, type) and not typing.get_origin(annotation):
             yield annotation
@@ -277,6 +281,7 @@ def _classes_in(annotations: Iterable[Any]) -> Iterator[type]:
 
 
 def _can_be_stored(kind: type) -> bool:
+    """Return whether objects of a class can be part of a stored environment."""
     if is_foreign(kind) or issubclass(kind, BaseException | Volume):
         return False
     if issubclass(kind, enum.Enum):

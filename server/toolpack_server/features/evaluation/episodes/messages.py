@@ -128,6 +128,8 @@ class SayOperation(MessageOperation):
 
 
 class MessageKind(RepeatableKind):
+    """The record of a message, from a client or a participant."""
+
     name = "message"
     shape = MessageRecord
     title = "message of the {role}"

@@ -71,6 +71,7 @@ def _problem(name: Any, rights: Any) -> str | None:
 
 
 def _fits(member: str, value: Any) -> bool:
+    """Return whether the value of a right is valid."""
     if member == "answers":
         return isinstance(value, bool)
     if value is None:

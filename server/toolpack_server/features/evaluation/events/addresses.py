@@ -20,6 +20,8 @@ from toolpack_server.stores.base import Head, StoredSession
 
 
 class EventAddresses(AddressHook):
+    """Hides functions of events and conditions, and functions that rules don't offer now."""
+
     of_option = HIDDEN
 
     def __init__(self, app: App) -> None:
@@ -35,6 +37,7 @@ class EventAddresses(AddressHook):
     def _visible(
         self, toolpacks: tuple[str, ...], hidden: frozenset[str], offered: frozenset[str] | None
     ) -> frozenset[str]:
+        """Return the full names of the functions that an address may call, always with `wait` and `get_time`."""
         functions = self._hook.names(toolpacks).functions.values()
         names = {
             full_name(function)

@@ -53,6 +53,8 @@ class ForkEvents(Parameters):
 
 
 class EventCreationHook(CreationHook):
+    """Collects and checks the event rules of a new session, and the timeline of a fork."""
+
     option_names = frozenset({NAME, TIMELINE, HIDDEN})
 
     def __init__(self, context: SessionContext) -> None:
@@ -119,6 +121,7 @@ class EventCreationHook(CreationHook):
     def details_of_fork(
         self, request: ForkRequest, parent: StoredSession, head: Head, version: int
     ) -> Mapping[str, Any]:
+        """Return the parent's rules without the omitted ones, and the timeline at the fork's version."""
         details = details_of(parent)
         without: Sequence[str] = getattr(request, "without_events", None) or ()
         if NAME not in details:
@@ -182,6 +185,7 @@ class EventCreationHook(CreationHook):
 
     @staticmethod
     def _check(rules: Sequence[EventRule], names: Names) -> None:
+        """Check that the functions in the rules exist, and that conditions are read-only."""
         for rule in rules:
             condition = [rule.when["call"]] if rule.when else []
             for name in [*([rule.do] if rule.do else []), *rule.offer, *rule.withdraw, *condition]:
@@ -197,6 +201,7 @@ class EventCreationHook(CreationHook):
 
 
 def _check_participants(rules: Sequence[EventRule], participants: Container[str]) -> None:
+    """Check that the senders and recipients in the rules are participants of the session."""
     for rule in rules:
         if rule.say is None:
             continue

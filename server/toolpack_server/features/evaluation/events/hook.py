@@ -127,6 +127,11 @@ class EventHook(OperationHook):
 
     @override
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Effect | None:
+        """Run the next due event or check before an operation, or prepare the operation if nothing is due.
+
+        Each event runs this operation again afterwards, so the method runs once for each due event.
+
+        """
         timeline, events = self.timeline(state), self.events(state.session)
         if isinstance(operation, FunctionEvent | PlainEvent | ConditionCheck):
             self._pin(operation, timeline.now if isinstance(operation, ConditionCheck) else operation.event.at)
@@ -170,6 +175,7 @@ class EventHook(OperationHook):
         return None if event is None else self._operation(resume, event, events.rules[event.rule])
 
     def _operation(self, resume: SessionOperation, event: ComingEvent, rule: EventRule) -> SessionOperation:
+        """Return the operation that makes an event happen."""
         if rule.say is not None:
             return MessageEvent(resume, event, rule)
         if rule.do is None:
@@ -267,6 +273,7 @@ class EventHook(OperationHook):
 
     @override
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
+        """Compute the timeline after an operation, and chain the next operation if something is due at once."""
         members = change.members if change.members is not None else {}
         timeline, problems = self.timeline(state), list[str]()
         events, delay = self.events(state.session), (change.private.get(COUNTS) or [{}, 0.0])[1]

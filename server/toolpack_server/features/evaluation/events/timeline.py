@@ -78,6 +78,7 @@ class Timeline(NamedTuple):
 
     @classmethod
     def read(cls, value: Sequence[Any]) -> "Timeline":
+        """Convert a timeline from the form of `to_json`."""
         timeline = cls(*value)
         return timeline._replace(
             coming=tuple(ComingEvent(*each) for each in timeline.coming),
@@ -222,6 +223,7 @@ class SessionEvents:
 
     @staticmethod
     def _succeed(timeline: Timeline, rule: EventRule) -> Timeline:
+        """Return the timeline after a successful event: functions offered or withdrawn, and its notice."""
         shown = {**timeline.shown, **dict.fromkeys(rule.offer, True), **dict.fromkeys(rule.withdraw, False)}
         news = timeline.news if rule.notice is None else (*timeline.news, (timeline.now, rule.notice))[-MAX_NEWS:]
         done = {**timeline.done, rule.name: timeline.done.get(rule.name, 0) + 1}
@@ -239,6 +241,7 @@ class SessionEvents:
         run: bool,
         of_world: bool,
     ) -> tuple[Timeline, list[str]]:
+        """Schedule the events that a call sets off. Return the timeline, and the problems of these events."""
         problems = []
         for rule in self._call_rules if names else ():
             if rule.is_set_off_by(names, facts(), run=run, of_world=of_world):

@@ -13,6 +13,8 @@ from toolpack_server.sessions.addresses import Address, NamedAddresses
 
 
 class ParticipantAddresses(NamedAddresses):
+    """The addresses of a session whose recipe has participants."""
+
     purpose = "participant"
     member = PARTICIPANTS
 

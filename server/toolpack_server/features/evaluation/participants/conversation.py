@@ -92,6 +92,7 @@ class Conversation:
         return inbox if head.index == inbox.last else self._inbox(inbox.session, head, name, after)
 
     def _inbox(self, session: StoredSession, head: Head, name: str, after: int) -> _Inbox:
+        """Return the messages that a participant sees after an index. Only their outlines are read."""
         if not self._context.addresses.of(session, name).others:
             raise InvalidParamsError(NO_OTHERS)
         messages = self._context.paths.said(session, head.version)
@@ -105,6 +106,7 @@ class Conversation:
         return _Inbox(session, head.index, own[after + 1 :], done)
 
     def _reply(self, inbox: _Inbox, after: int) -> HeardMessages:
+        """Read the texts of the messages, as many as fit into one answer."""
         records = map(loads, self._context.paths.said_lines(inbox.session, inbox.new))
         messages = (
             HeardMessage(index=index, by=record["by"], to=record.get("to"), content=record["content"])

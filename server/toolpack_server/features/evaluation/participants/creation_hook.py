@@ -69,6 +69,7 @@ class ParticipantsCreationHook(CreationHook):
         self._check_functions(feature_options.get(PARTICIPANTS, {}), toolpacks)
 
     def _check_functions(self, participants: Participants, toolpacks: Sequence[str]) -> None:
+        """Check that each function in the rights exists in the session."""
         functions = self._catalog.listed(toolpacks)
         for name, rights in participants.items():
             for right in rights["functions"] or ():

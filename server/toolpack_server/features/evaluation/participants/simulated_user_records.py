@@ -67,6 +67,8 @@ class FailureOperation(_ParticipantOperation):
 
 
 class _ParticipantKind(RepeatableKind):
+    """Base class of the record kinds. A replay repeats the record by its operation."""
+
     operation: type[_ParticipantOperation]
 
     @override

@@ -10,6 +10,8 @@ from toolpack_server.stores.base import Head, StoredSession
 
 
 class PerturbedAddresses(AddressHook):
+    """Changes the agent's list of functions as the session's rules say."""
+
     def __init__(self, app: App) -> None:
         self._hook = app.feature(PerturbationHook)
 

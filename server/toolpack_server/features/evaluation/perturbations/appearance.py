@@ -133,6 +133,7 @@ class _DescribedFunction:
         description: str | None = None,
         forgotten: set[str] | None = None,
     ) -> PackFunction:
+        """Return a function for lists with the given changes."""
         if description is None:
             description = function.function.description
         return replace(function, function=cls(function, name or function.name, description, forgotten or set()))

@@ -16,6 +16,8 @@ def agent_view(shown: Shown) -> Shown:
 
 
 class PerturbedCallKind(CallKind):
+    """The record of a call. Trajectories show the agent's view of the call."""
+
     @override
     def check(self, shown: Shown) -> None:
         super().check(shown)

@@ -48,6 +48,8 @@ class ForkPerturbations(Parameters):
 
 
 class PerturbationCreationHook(CreationHook):
+    """Collects, checks and stores the perturbation rules of a new session or a fork."""
+
     option_names = frozenset({NAME, COUNTS})
 
     def __init__(self, context: SessionContext) -> None:
@@ -76,6 +78,7 @@ class PerturbationCreationHook(CreationHook):
     def details_of_fork(
         self, request: ForkRequest, parent: StoredSession, head: Head, version: int
     ) -> Mapping[str, Any]:
+        """Return the fork's rules, by default the parent's, and the counts of calls at its version."""
         perturbations: Mapping[str, Any] | None = getattr(request, NAME, None)
         recipe, parent_details = Recipe.of(parent), details_of(parent)
         if perturbations is None:
@@ -120,6 +123,7 @@ class PerturbationCreationHook(CreationHook):
         return {"variant": variant, "rules": all_rules, "seed": seed}
 
     def _variant(self, name: str | None, variant: str) -> Sequence[Mapping[str, Any]]:
+        """Return the rules of a variant. Raise `InvalidParamsError` if the task or the variant doesn't exist."""
         if name is None:
             raise InvalidParamsError(
                 "A variant belongs to a task, but the session has no task: create the session with a task, or give "
@@ -133,6 +137,7 @@ class PerturbationCreationHook(CreationHook):
         return [dict(rule) for rule in variants[variant]]
 
     def _check_harm(self, rules: Sequence[Rule], toolpacks: Sequence[str]) -> None:
+        """Check that each task that is a `harm` belongs to a toolpack of the session."""
         for rule in rules:
             if isinstance(rule.harm, str) and find_task(self._catalog, rule.harm)[0].name not in toolpacks:
                 raise InvalidParamsError(
@@ -141,6 +146,7 @@ class PerturbationCreationHook(CreationHook):
 
     @staticmethod
     def _check(rules: Sequence[Rule], functions: Functions, clock: str | None) -> None:
+        """Check that the rules fit the session: its functions, its clock, and unambiguous new names."""
         session_rules = SessionRules(rules, "", functions)
         for rule in rules:
             pattern = session_rules.unknown_pattern(rule)

@@ -127,6 +127,7 @@ class _Replacer:
 
 
 def _append(result: Any, value: Any, fixed: frozenset[str]) -> Any:
+    """Append a text at a JSON Pointer, or by default to the longest string of the result."""
     if isinstance(value, dict):
         return _append_at(result, value["at"].split("/")[1:], value["text"], fixed)
     lengths: list[int] = []
@@ -139,6 +140,7 @@ def _append(result: Any, value: Any, fixed: frozenset[str]) -> Any:
 
 
 def _append_at(value: Any, pointer: Sequence[str], text: str, fixed: frozenset[str]) -> Any:
+    """Append a text to the string at a pointer. If the pointer leads to no string, change nothing."""
     if not pointer:
         return value + text if isinstance(value, str) else value
     step, rest = pointer[0], pointer[1:]
@@ -155,6 +157,7 @@ def _append_at(value: Any, pointer: Sequence[str], text: str, fixed: frozenset[s
 
 
 def _truncate(value: Any, texts: int | None, items: int | None, fixed: frozenset[str]) -> Any:
+    """Cut each string to `texts` characters and each list to `items` items. None means no limit."""
     if isinstance(value, dict):
         return {
             name: member if name in fixed else _truncate(member, texts, items, fixed) for name, member in value.items()

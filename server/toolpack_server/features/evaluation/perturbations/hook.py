@@ -112,6 +112,7 @@ class PerturbationHook(OperationHook):
 
     @override
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> None:
+        """Find the rules that apply to a call of the agent, and let them change or replace the call."""
         if not isinstance(operation, CallOperation):
             return
         memo, decision = self._memo(state), Decision()
@@ -127,6 +128,7 @@ class PerturbationHook(OperationHook):
     def _decide(
         self, operation: CallOperation, state: SessionState, start_clock: StartClock, memo: _Memo
     ) -> _MatchedRules:
+        """Apply the rules that take effect before the function runs. Return all rules that apply."""
         rules, sent = self._rules(state.session), operation.request
         appearance, names = rules.appearance(memo.counts.calls), list[str]()
         hidden = self._hide(operation, appearance) if appearance is not None and appearance.hidden else []
@@ -233,6 +235,7 @@ class PerturbationHook(OperationHook):
 
     @override
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
+        """Count the call, apply the rules on the answer, and store the counts in the record."""
         shown, memo = change.members or {}, self._memo(state)
         kind = self._kinds[operation.record_kind]
         back_to = kind.goes_back_to(shown)
@@ -329,6 +332,7 @@ class PerturbationHook(OperationHook):
     def _recent_answers(
         self, memo: _Memo, operation: CallOperation, state: SessionState, change: Effect
     ) -> Mapping[bytes, bytes]:
+        """Return the latest answers including this call's, if a `stale` rule may need them."""
         answer: Outcome = change.answer
         if answer.failure is not None or answer.result is None or not self._rules(state.session).may_be_stale:
             return memo.recent
@@ -347,6 +351,7 @@ def _with_real_names(kwargs: Mapping[str, Any], appearance: Appearance | None) -
 
 
 def _with_real_name(value: Any, appearance: Appearance | None) -> Any:
+    """Return an argument with real names if it is a nested call, otherwise unchanged."""
     call = value.get("$call") if type(value) is dict and len(value) == 1 else None
     if type(call) is not dict or call.keys() != {"function", "args"} or type(call["args"]) is not dict:
         return value

@@ -180,6 +180,7 @@ class SessionRules:
         return self._appearance(tuple(rules)) if rules else None
 
     def _make_appearance(self, names: tuple[str, ...]) -> Appearance:
+        """Return the appearance under the rules with these names."""
         rules = [rule for rule in self._list_rules if rule.name in names]
         functions_by_rule = {
             rule.name: [name for name in self._functions_by_rule[rule.name] if rule.hits(self.seed, name)]

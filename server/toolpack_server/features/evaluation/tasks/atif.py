@@ -52,6 +52,7 @@ def atif(
 
 
 def _steps(messages: Messages, session_id: str) -> list[dict[str, Any]]:
+    """Convert messages to steps. Results of calls join the step of the message that made the calls."""
     steps: list[dict[str, Any]] = []
     calls: list[Mapping[str, Any]] = []  # the calls in the last message of the assistant
     agent_step: dict[str, Any] | None = None  # the step to which their results are added; None: create one
@@ -75,6 +76,7 @@ def _steps(messages: Messages, session_id: str) -> list[dict[str, Any]]:
 
 
 def _step(source: str, text: str, record: Mapping[str, Any] | None, session_id: str) -> dict[str, Any]:
+    """Return a step. If its record is an ancestor's, mark the step as copied context."""
     step: dict[str, Any] = {"source": source, "message": text}
     if record is not None:
         step["timestamp"] = record["started_at"]
@@ -97,6 +99,7 @@ def _differ(step: Mapping[str, Any], record: Mapping[str, Any] | None, session_i
 
 
 def _add_call(step: dict[str, Any], calls: Sequence[Mapping[str, Any]], message: Message) -> None:
+    """Add a call and its result to a step. A message has at most one call, so a step has at most one, too."""
     call_id = message["tool_call_id"]
     function = next(call["function"] for call in calls if call["id"] == call_id)
     arguments = json.loads(function["arguments"])
@@ -105,6 +108,7 @@ def _add_call(step: dict[str, Any], calls: Sequence[Mapping[str, Any]], message:
 
 
 def _add_metadata(step: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Add a message's metadata to a step: members that ATIF knows to its own members, the others to `extra`."""
     rest, metrics = dict(metadata), {}
     if step["source"] == "agent":
         name = next((name for name in ("model_name", "model") if isinstance(rest.get(name), str)), None)
@@ -122,6 +126,7 @@ def _add_metadata(step: dict[str, Any], metadata: Mapping[str, Any]) -> None:
 
 
 def _is_metric(name: str, value: object) -> bool:
+    """Return whether a member of metadata is a metric of ATIF with a value of the right type."""
     if name in _COUNTS:
         return type(value) is int
     if name == _COST:
@@ -131,6 +136,7 @@ def _is_metric(name: str, value: object) -> bool:
 
 
 def _totals(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of the steps' metrics."""
     totals: dict[str, Any] = {"total_steps": len(steps)}
     for name in (*_COUNTS, _COST):
         values = [step["metrics"][name] for step in steps if name in step.get("metrics", {})]

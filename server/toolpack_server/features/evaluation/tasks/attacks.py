@@ -77,6 +77,7 @@ class Attacks:
     async def _add(
         self, send: Send, verdict: Mapping[str, Any], rules: Sequence[Rule], forks: Sequence[Mapping[str, Any]]
     ) -> None:
+        """Evaluate the harm in an attacked rollout and in those of its forks that are controls."""
         session_id, variant = verdict["session_id"], verdict["variant"]
         harm = await _has_harm(send, session_id, rules, await whole_trace(send, session_id, path=True))
         controls = []
@@ -146,6 +147,7 @@ def made_harmful_call(rule: Rule, path: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _mentions(value: Any, text: str) -> bool:
+    """Return whether a text occurs in any string of a JSON value."""
     if isinstance(value, Mapping):
         return any(_mentions(member, text) for member in value.values())
     if isinstance(value, list):

@@ -200,6 +200,7 @@ async def _evaluate(
 
 
 async def _print_tables(send: Send, verdicts: Sequence[dict[str, Any]], attacks: Attacks, *, to_stderr: bool) -> None:
+    """Print the rates of rollouts without rules, then those by variant, then attack success."""
     clean = [each for each in verdicts if "variant" not in each]
     tables = []
     if clean or not any(each["valid"] for each in verdicts):
@@ -233,6 +234,7 @@ async def _count(send: Send, labels: dict[str, str]) -> int:
 
 
 def _print_notes(forks: int, controls: int, inspections: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:
+    """Print to standard error which sessions the report counts in a special way or not at all."""
     if forks > controls:
         echo("", f"{forks - controls} of these {count} are forks of other sessions in this list.", err=True)
     if controls:

@@ -203,6 +203,7 @@ def _assertion(error: AssertionError) -> str:
 
 
 def _rollout(toolpack: str, task: Task, evidence: Evidence, worlds: Worlds) -> Rollout[Any]:
+    """Build an evaluator's argument from the stored records."""
     calls, messages, submitted = [], [], []
     for index, each in enumerate(evidence.path):
         if each.call is not None:

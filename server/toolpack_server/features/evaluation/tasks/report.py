@@ -117,6 +117,7 @@ class RunsPage:
         return f"{record['path_index']:>4}  {kind.text(shown, MAX_CHARACTERS)}"
 
     async def _prompt(self, task: str) -> str:
+        """Return a task's prompt as one text, or "" if the task is no longer loaded."""
         try:
             prompt = (await self._send("get_task", {"task": task}))["prompt"]
         except click.ClickException:  # the task is no longer loaded

@@ -79,6 +79,13 @@ async def review_html(send: Send, session_id: str, url: str | None) -> str:
 
 
 class _Page:
+    """The page of one review.
+
+    Args:
+        trace: The records of the rollout, by index.
+
+    """
+
     def __init__(self, review: Review, trace: Mapping[int, Any], url: str | None) -> None:
         self._review, self._trace, self._url = review, trace, url
 
@@ -119,6 +126,7 @@ class _Page:
         return f'<a href="{escape(address)}">{escape(text)}</a>'
 
     def _row(self, entry: Any) -> str:
+        """Return a reviewed call or answer as a row of HTML."""
         record, (sign, tone, words) = self._trace[entry["index"]], MARKS[entry["mark"]]
         if entry["mark"] == "solution" and "sibling" in self._review:
             words = "as in the rollout that passed"
@@ -144,6 +152,7 @@ class _Page:
         return f"<p>The rollout that passed: {self._link(sibling, {}, sibling[:8])}.</p>" if sibling else ""
 
     def _line(self) -> str:
+        """Return the continuation that would have won, as HTML, or "" if none is known."""
         line = self._review.get("line")
         if line is None:
             return ""
@@ -176,6 +185,7 @@ class _Page:
         )
 
     def _checks(self) -> str:
+        """Return a table of the checks at each version, as HTML, or "" if there are no checks."""
         checks, steps = self._review["checks"], [step for step in self._review["steps"] if step["checks"]]
         if not checks or not steps:
             return ""

@@ -110,6 +110,7 @@ class _Reviewer:
         return records
 
     async def review(self, *, record: bool) -> Review:
+        """Return the stored review, or compute it. With `record`, play the winning continuation and store both."""
         session = await self._ask("get_session", session_id=self._id)
         if "task" not in session:
             raise InvalidParamsError(
@@ -221,6 +222,7 @@ class _Reviewer:
                 raise
 
     async def _compute(self, task: str, version: int, spans: Sequence[Span]) -> Review:
+        """Compute the review from the verdict, the values of all steps and the solution."""
         answers = [each.record["answer"] for each in spans if each.record["kind"] == "answer"]
         self._answer = answers[-1] if answers else None
         verdict = await self._ask("evaluate_session", session_id=self._id, raise_on_error=False)

@@ -283,6 +283,7 @@ def verdict(
 
 
 def _evaluation(returned: object, checks: Sequence[Check]) -> Evaluation:
+    """Convert an evaluator's return value to an `Evaluation`. Raise `TypeError` for an invalid value."""
     if returned is None:
         if not checks:
             raise TypeError(
@@ -298,6 +299,7 @@ def _evaluation(returned: object, checks: Sequence[Check]) -> Evaluation:
 
 
 def _finite(reward: Any) -> float:
+    """Return a reward as a float. Raise `TypeError` or `RewardError` if it isn't a finite number."""
     if isinstance(reward, str | bytes) or not hasattr(reward, "__float__"):
         raise TypeError(f"its reward is a {type(reward).__name__}: give a finite number")
     number = float(reward)
@@ -328,6 +330,7 @@ def _as_bool(passed: Any, name: str) -> bool:
 
 
 def _check_view(check: Any) -> TaskCheck:
+    """Return a check as JSON."""
     if not isinstance(check, Check):
         raise TypeError(f"one of its checks is a {type(check).__name__}: use rollout.check, or toolpack_server.Check")
     # Replace lone surrogates, which JSON in UTF-8 can't contain.

@@ -99,6 +99,7 @@ class Tasks:
         return await self._sessions.run_authors(describe, owner, "tasks")
 
     def _page(self, query: TaskQuery, after: int, limit: int) -> TaskPage:
+        """Return a page of the tasks that match a query, and counts of all that match."""
         if query.toolpack is not None and query.toolpack not in self._catalog.toolpacks:
             raise InvalidParamsError(
                 f"There is no toolpack {shown(query.toolpack)!r}: choose from {', '.join(self._catalog.toolpacks)}."
@@ -117,6 +118,8 @@ class Tasks:
     # A session's task
 
     async def agent_task(self, session_id: str, owner: str, name: str) -> AgentTask:
+        """Return the task as a participant sees it: prompt, limit, calls used, and whether its part is over."""
+
         def describe(reader: SessionReader) -> AgentTask:
             session, head = reader.find(session_id, owner)
             address = self._context.addresses.of(session, name)
@@ -239,6 +242,13 @@ class Tasks:
         settled: bool,
         unfinished: VerdictFailure | None = None,
     ) -> Verdict:
+        """Evaluate a session in its queue if the verdict is recorded, otherwise beside the queue. Trace the evaluation.
+
+        Args:
+            settled: Skip the check that all events have happened.
+            unfinished: The failure of an event that couldn't happen, which makes the verdict invalid.
+
+        """
         tracer, began, task = self._sessions.tracer, time.time_ns(), ""
         heavy = self._sessions.heavy_reader
 
@@ -392,6 +402,7 @@ def _applied_rules(record: SeenRecord) -> Sequence[str]:
 
 
 def _description(index: int, pack: Toolpack, task: Task) -> TaskDescription:
+    """Return a task as clients see it. `index` is its number in the list of all tasks."""
     options = {pack.name: task.options, **task.toolpacks}
     return {
         "task": f"{pack.name}{SEPARATOR}{task.name}",

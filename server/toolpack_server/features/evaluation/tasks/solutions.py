@@ -46,6 +46,7 @@ def plain_calls(calls: Sequence[Any]) -> list[PlainCall]:
 
 
 def _plain(call: Any) -> PlainCall:
+    """Return one call in the form of `PlainCall`."""
     by = AGENT
     if _is_function_call(call):
         name, arguments = call.function, call.args

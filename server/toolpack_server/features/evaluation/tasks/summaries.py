@@ -68,6 +68,7 @@ class Summaries:
         return {"sessions": page, "rates": _rates(page, query.labels), "next": if_set(after), "total": if_set(count)}
 
     async def _sorted(self, query: SessionQuery, text: str, order: Order) -> SessionSummaries:
+        """Return a page in an order that needs all sessions. Summaries are computed only as far as needed."""
         by_record = order.removeprefix("-") in BY_RECORDS
 
         def read() -> tuple[list[SessionSummary], int, int]:
@@ -104,6 +105,7 @@ class Summaries:
             page = replace(page, after=listed[-1]["session_id"])
 
     async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Page:
+        """Return a page of evaluated summaries. It ends early when time or room runs out."""
         page: list[SessionSummary] = []
         ends, room = time.monotonic() + self._settings.timeout_seconds, self._settings.max_list_bytes
         after = query.after
@@ -143,6 +145,7 @@ class Summaries:
         summary["verdict"] = verdict
 
     def _page(self, query: SessionQuery, text: str) -> _Page:
+        """Return a page of summaries without evaluation. It ends early when time or room runs out."""
         page: list[SessionSummary] = []
         reader, room, ends = self._sessions.heavy_reader, self._settings.max_list_bytes, time.monotonic() + _MAX_SECONDS
         after = query.after

@@ -139,6 +139,7 @@ class Task:
         return self._list_problem() or self._json_problem() or self._participant_problem() or self._variant_problem()
 
     def _list_problem(self) -> str | None:
+        """Return an error message for a list with invalid items, or None."""
         if not (self.solution is None or callable(self.solution) or isinstance(self.solution, list | tuple)):
             return "its solution is neither a list of calls nor a function that returns one"
         for name in ("tags", "functions", "answer"):
@@ -151,6 +152,7 @@ class Task:
         return None
 
     def _variant_problem(self) -> str | None:
+        """Return an error message for an invalid variant or event rule, or None."""
         for name, rules in self.variants.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 return f"{shown(str(name))!r} isn't a valid name of a variant: use 1-128 letters, digits or `_.@:+-`"
@@ -165,6 +167,7 @@ class Task:
         return None
 
     def _json_problem(self) -> str | None:
+        """Return an error message for an attribute that isn't JSON, or None."""
         for name in ("options", "toolpacks", "metadata", "participants", "variants"):
             value = getattr(self, name)
             if not isinstance(value, Mapping):
@@ -176,6 +179,7 @@ class Task:
         return None
 
     def _participant_problem(self) -> str | None:
+        """Return an error message for invalid rights, or for a call by an unknown participant, or None."""
         try:
             check_rights(self.participants)
             if isinstance(self.solution, list | tuple):
@@ -275,6 +279,7 @@ class TaskList:
             return sum(isinstance(source, Task) for source in self._sources)
 
     def _load(self) -> dict[str, Task]:
+        """Run the loaders and return all tasks. Raise `EvaluationError` if a loader fails."""
         tasks: dict[str, Task] = {}
         for source in self._sources:
             if isinstance(source, Task):

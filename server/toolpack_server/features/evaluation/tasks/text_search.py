@@ -110,6 +110,7 @@ def _plain(text: str) -> str:
 
 
 def _tokens(plain: str) -> Iterator[_Token]:
+    """Yield the tokens of a normalized text. Punctuation has no tokens."""
     for match in _TOKEN.finditer(plain):
         kind, text = match.lastgroup or "", match[0]
         begin, end = match.span()
@@ -124,6 +125,7 @@ def _tokens(plain: str) -> Iterator[_Token]:
 
 
 def _number(match: re.Match[str]) -> Decimal:
+    """Return a number's value, without separators of thousands and with a decimal point."""
     digits = match["digits"]
     if re.fullmatch(_GROUPED, digits):
         digits = digits.replace(",", "")
