@@ -34,7 +34,7 @@ class Faults(OperationHook):
         return None
 
     def after(self, operation, state, change):
-        change.private["seen"] = change.memo[self] = state.memo.get(self, 0) + 1
+        change.private["seen"] = change.hook_state[self] = state.hook_state.get(self, 0) + 1
         if operation.record_kind == "call" and operation.request.kwargs.get("value") == "hear":
             change.answer = Outcome(HEARD)
         if operation.record_kind == "call" and operation.request.kwargs.get("value") == "fail":
