@@ -33,6 +33,8 @@ class Committer:
     def commit(self, changes: Sequence[tuple[SessionState, Commit]]) -> Sequence[bool]:
         """Commit changes of sessions in order, and make the states of refused changes invalid.
 
+        Now and then, this also trims the history of a session, at a fixed number of records or bytes.
+
         Returns:
             For each change, whether it is in the store.
         """

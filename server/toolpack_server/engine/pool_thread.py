@@ -49,10 +49,11 @@ class PoolThread:
         self._thread.start()
 
     def _run(self, work: Callable[["PoolThread"], None], ended: Callable[["PoolThread"], None]) -> None:
+        """Run `work` on the new thread, whatever it raises, then report the thread's end."""
         here.block = self.interruptible
         try:
             work(self)
-        except Interrupted:
+        except Interrupted:  # the job has missed its deadline, so the thread ends
             pass
         except BaseException:
             log.exception("A thread for calls has ended")

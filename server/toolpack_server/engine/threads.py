@@ -332,7 +332,10 @@ class Threads:
             self._start([job])
 
     def _look_at_slow(self, thread: PoolThread) -> None:
-        """Update the lanes and statistics with a slow job. If its thread leads, pass the lead to another."""
+        """Update the lanes and statistics with a slow job. If its thread leads, pass the lead to another thread.
+
+        A thread keeps the lead only if no thread is idle and the maximum number of threads runs.
+        """
         job = thread.job
         if job is not None:
             self._start(self._lanes.occupy(job, *thread.watched()))

@@ -87,7 +87,7 @@ class Waiting:
             began, job.coroutine_time = job.coroutine_time, time.monotonic()
             job.awaited_seconds = job.coroutine_time - began
             self._coroutine_ended(job)
-            if not call.blocked_seconds and self._blocked[awaiting.function] > 0:
+            if not call.blocked_seconds and self._blocked[awaiting.function] > 0:  # see BLOCKED_TIMES
                 self._blocked[awaiting.function] -= 1
             if call.used_threads:
                 self.blame(awaiting.function, "hands work to threads")
@@ -165,7 +165,7 @@ class Waiting:
                 before += self._catch_up(job)
                 if job.is_over(now):
                     over.append(job)
-                else:
+                else:  # the deadline has moved, because other calls have blocked the loop
                     self._push(job, loop, before)
         for job, (loop, _, _) in [*self._waiting.items()] if self._given_up else ():
             if loop in self._given_up:
@@ -181,12 +181,13 @@ class Waiting:
             if job in self._waiting and not ended and (job.held_up or job.is_over(now)):
                 self._ending[job] = self._waiting.pop(job)[0], now
                 taken.append(job)
-        for job, (loop, at) in self._ending.items():
+        for job, (loop, at) in self._ending.items():  # new and earlier ones: a coroutine may swallow a cancellation
             if at <= now:
                 self._ending[job] = loop, now + AGAIN_SECONDS
                 call = job.call
                 if call is not None:
-                    call.cancelled = True  # at once, because its own step may block the loop
+                    # Set now, because the loop runs the callback late if the call's own step blocks it. See `look`.
+                    call.cancelled = True
                     loop.call_soon_threadsafe(call.cancel)
         return taken
 

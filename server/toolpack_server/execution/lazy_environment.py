@@ -116,12 +116,13 @@ class LazyEnvironment(Content):
             if graph.failure is None:
                 raise
             raise damaged_error(chain.name) from error
-        if graph.failure is not None:  # an author's code has caught it
+        if graph.failure is not None:  # an author's code has caught the error
             raise damaged_error(chain.name) from graph.failure
 
     @classmethod
     @override
     def open(cls, chain: Chain, context: VolumeContext) -> "LazyCopy":
+        """Read a chain. The base is taken from the process's cache if possible, because many sessions share it."""
         table = LazyTable.of(cls.classes)
         blob_id = chain.key[1] if chain.key else ""
         cached = cls.bases.get(blob_id)

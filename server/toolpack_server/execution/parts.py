@@ -83,7 +83,7 @@ def divide(toolpack: Toolpack, environment: BaseModel, volumes: frozenset[str] =
 
 
 def merge(parts: Iterable[BaseModel]) -> BaseModel:
-    """Combine the parts of one environment."""
+    """Combine the parts of one environment. A single part is returned as it is."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
@@ -155,6 +155,7 @@ def _make_part(environment: BaseModel, group: list[str]) -> BaseModel:
 
 
 def _new(kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
+    """Return an instance with these values, without running the class's own code, such as validators."""
     new = object.__new__(kind)
     object.__setattr__(new, "__dict__", values)
     object.__setattr__(new, "__pydantic_fields_set__", set())

@@ -105,7 +105,7 @@ class _Transform:
 
     def _labelled(self, choice: Any, copy: Any) -> Any:
         """Give a choice of a union its original title, so that the inserted checks don't change locations in errors."""
-        if isinstance(copy, tuple):
+        if isinstance(copy, tuple):  # the choice has a label of its own
             return copy
         try:
             return copy, SchemaValidator(self._whole(choice)).title

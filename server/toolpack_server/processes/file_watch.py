@@ -99,7 +99,8 @@ def _report(folders: Sequence[Path], pipe: Connection, parent: int) -> int:
 def _checks(folders: Sequence[Path]) -> Iterator[bool]:
     """Yield whether files may have changed since the last time: at each change, and four times a second.
 
-    A watch ends with its folder. So a new watch starts when a folder was replaced, removed or added.
+    A watch ends with its folder. So a new watch starts when a folder was replaced, removed or added. Between two
+    watches, a change isn't seen, so the first value of each watch is True.
     """
     import watchfiles  # noqa: PLC0415 - it starts threads, which only this process may have
 

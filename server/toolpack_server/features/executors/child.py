@@ -84,9 +84,10 @@ class Zygote:
     def _launch(self) -> Mapping[str, Any]:
         """Start the zygote and return its answer about the toolpacks."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The settings of the server may contain secrets, so the zygote doesn't get them.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         with theirs:
-            # No shell and no client input.
+            # This command uses no shell and no input of a client.
             self._process = subprocess.Popen(  # noqa: S603
                 [
                     *(sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions)),

@@ -51,7 +51,7 @@ class Output:
                 only.poll(DELAY_SECONDS * 1000)
 
     def read(self) -> bool:
-        """Read available output. Return False at the end of the pipe."""
+        """Read available output, keep at most `MAX_BYTES`, and count the rest. Return False at the end of the pipe."""
         try:
             data = os.read(self._descriptor, _AT_ONCE)
         except BlockingIOError:

@@ -62,7 +62,7 @@ class Pool:
             OverloadedError: No executor became free in time, or none can be started.
         """
         child = self._take(prefer, clean=clean)
-        child.clean = clean
+        child.clean = clean  # any other request runs a function, so the executor isn't clean after it
         why = "crashed"
         try:
             yield child
@@ -210,9 +210,10 @@ class Pool:
             self._metrics.measure(EXECUTORS, len(self._children) - len(self._idle), "busy")
             self._metrics.measure(EXECUTORS, len(self._idle), "idle")
             before = time.monotonic() - IDLE_SECONDS
+            # The last entry was used last. It stays, as the spare executor.
             unused = [number for number in self._idle[:-1] if self._children[number].idle_since < before]
             self._idle = [number for number in self._idle if number not in unused]
-        for number in unused:
+        for number in unused:  # not under the lock, because ending an executor may block
             self._end(self._children[number], "idle")
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ def write_refusal(error: CallError | RequestError) -> dict[str, Any]:
 def read_refusal(head: Mapping[str, Any]) -> Exception:
     """Rebuild an error from the head of an executor's answer. Raise `KeyError` if its class is unknown."""
     kind = refusals()[head["refused"]]
-    error = kind.__new__(kind)
+    error = kind.__new__(kind)  # not by its constructor, because each class has other parameters
     error.args = (str(head["text"])[:MAX_TEXT],)
     for name, parameter in _parameters(kind).items():
         setattr(error, name, None if parameter.default is parameter.empty else parameter.default)

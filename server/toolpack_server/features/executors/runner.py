@@ -101,7 +101,7 @@ class ExecutorRunner:
         self._interruptible = interruptible
 
     def run(self, operation: RunnerOperation[T]) -> T:
-        """Run an operation in an executor. If the executor exits before it begins, use another one.
+        """Run an operation in an executor. If the executor exits before it has read the request, use another executor.
 
         Raises:
             CrashedError: The executor exited while it ran the operation.
@@ -118,7 +118,9 @@ class ExecutorRunner:
                         child.retired = answer.head.get("retire") is not False or "fault" in answer.head or overloaded
                         _raise_refusal(answer)
                         return transport.read(answer, self._context, child.number)
-                    except ExecutorGoneError as gone:  # an executor that hasn't read the request is replaced by another
+                    except ExecutorGoneError as gone:
+                        # If the executor hasn't read the request, the next attempt uses another one. If the zygote has
+                        # exited, too (`how` is None), the executor didn't crash by itself: no function is to blame.
                         how = None if gone.unread else child.exit_reason()
                         if how is not None:
                             raise CrashedError(
@@ -126,7 +128,7 @@ class ExecutorRunner:
                             ) from None
                         if not gone.unread:
                             break
-                    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a malformed answer
                         child.retired = True
                         log.error(  # noqa: TRY400 - the error's text must be cut
                             "%s made its process unusable: its answer can't be used: %s: %s\n%s",

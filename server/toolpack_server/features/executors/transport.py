@@ -86,7 +86,7 @@ class Transport(Generic[T]):
             return {name: self._dump(f"{path}/{name}", item, codec, pieces) for name, item in values.items()}
         if isinstance(value, tuple | list):
             return [self._dump(path, item, codec, pieces) for item in value]
-        if callable(value):
+        if callable(value):  # a `Versions` function, which the executor can't call: it asks for single versions
             self._named[path] = value
             return None
         return value
