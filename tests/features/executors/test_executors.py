@@ -283,7 +283,7 @@ def test_executor_without_a_call_limit_is_reused():
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_factories_and_evaluators_run_in_a_clean_executor(number, monkeypatch):
-    monkeypatch.setattr(pool, "SPARE_PLACES", 0)
+    monkeypatch.setattr(pool, "SPARE_PROCESSES", 0)
     with rough_bench(of_features=[ExecutorsSettings(max=number)]) as bench:
         first = bench.create("rough")
         for _ in range(3):
@@ -333,7 +333,7 @@ def test_one_owner_cannot_occupy_all_executors(tmp_path):
 
 def test_call_without_an_executor_in_time_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(lanes, "RESERVE_APART", 0)
-    monkeypatch.setattr(pool, "SPARE_PLACES", 0)
+    monkeypatch.setattr(pool, "SPARE_PROCESSES", 0)
     with rough_bench(of_features=[ExecutorsSettings(max=1)], queue_timeout_seconds=0.1) as bench:
         busy, waiting = bench.create("rough"), bench.create("rough")
         process = bench.result(busy, "process")
