@@ -270,7 +270,7 @@ class SessionQueue:
         return before - len(self.jobs)
 
     def expire(self, now: float, before: float) -> list[SessionJob]:
-        """Remove and return the jobs that arrived before a time. End the delays of the queue that are over."""
+        """Remove and return the jobs that arrived before a time. End the queue's delays that are over."""
         if self.parked_until is not None and now >= self.parked_until:
             self.parked_until = None
         if self.left_behind:  # after its function's own deadline, a job counts as stuck, and the session goes on

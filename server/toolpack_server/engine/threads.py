@@ -72,7 +72,7 @@ class Threads:
         threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
 
     def drive(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None) -> LoopDriver:
-        """Return a driver of the event loop, whose thread also runs jobs that come alone."""
+        """Return a driver of the event loop. The thread of the loop also runs jobs that come alone."""
         self._driver = LoopDriver(self._start_thread, self._run_alone, loop_factory)
         return self._driver
 
@@ -205,8 +205,8 @@ class Threads:
                 self._idle += 1
                 woken = self._followers.wait(IDLE_SECONDS)
                 self._idle -= 1
-                # The last idle thread stays. A thread whose wait ended just before it was notified finds no leader, and
-                # takes the lead.
+                # The last idle thread stays. If a wait has ended just before its thread was notified, there is no
+                # leader, and the thread takes the lead.
                 if not woken and self._idle and self._leader is not None:
                     return False
             if not self._stopped:
@@ -236,7 +236,7 @@ class Threads:
         return batch
 
     def _take_back(self, job: Job) -> bool:
-        """Take a job whose coroutine has ended. Return False if the watcher has answered it, and then clean up."""
+        """Continue a job after the end of its coroutine. If the watcher has answered it, clean up and return False."""
         with self.lock:
             if self._waiting.take(job):
                 self._pace.record_run(job.kind, job.awaited_seconds, 0.0)

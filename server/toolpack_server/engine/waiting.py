@@ -49,7 +49,7 @@ class Waiting:
     """The waiting calls of a worker.
 
     Args:
-        coroutine_ended: Called on the loop's thread with each job whose coroutine has ended.
+        coroutine_ended: Called with a job on the loop's thread when the job's coroutine has ended.
     """
 
     def __init__(self, coroutine_ended: Callable[[Job], None], pace: Pace) -> None:
@@ -108,7 +108,7 @@ class Waiting:
         heapq.heappush(self._deadlines, entry)
 
     def give_back(self) -> list[Job]:
-        """Remove and return the jobs whose functions were blamed before their coroutines started."""
+        """Remove and return the jobs with functions that were blamed before the jobs' coroutines started."""
         given_back = []
         for function, loop in self._loops.items():
             if self._pace.is_blamed(function) and (calls := loop.give_back()):
@@ -138,7 +138,7 @@ class Waiting:
         return lost
 
     def take(self, job: Job) -> bool:
-        """Remove a job whose coroutine has ended, to continue it. Return False if the watcher has answered it."""
+        """Remove a job after the end of its coroutine, to continue it. Return False if the watcher has answered it."""
         if job not in self._waiting:
             self._ending.pop(job, None)
             return False

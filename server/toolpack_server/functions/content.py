@@ -121,7 +121,7 @@ def check_content(result: bytes) -> None:
     """Check that the JSON of a result is a list of content blocks.
 
     Raises:
-        ResultError: It isn't; the message names the first wrong location.
+        ResultError: The JSON isn't such a list. The message names the first wrong location.
     """
     try:
         _blocks().validate_json(result, strict=True)

@@ -26,7 +26,7 @@ _resolvers = concurrent.futures.ThreadPoolExecutor(RESOLVERS, "resolvers", own_t
 REFUSED = "The event loop is shared with other sessions: a function can't stop or reconfigure it."
 
 current_call: ContextVar[Any] = ContextVar("current_call", default=None)
-"""The call of which code runs now: a `SharedCall` on a shared loop, the coroutine on a thread's own loop, or None."""
+"""The call that runs now: a `SharedCall` on a shared loop, or the coroutine on a thread's own loop. None: no call."""
 
 
 def _refused(method: Callable[..., Any]) -> Any:
@@ -125,7 +125,7 @@ def keep_main_loop() -> None:
 
 
 def wake_loop(thread: int) -> None:
-    """Wake the event loop of another thread, if it has one. It then runs Python code, which can be interrupted."""
+    """Wake the event loop of another thread, if it has one, so that the thread runs code that can be interrupted."""
     own = _own_loops.get(thread)
     if own is not None:
         with contextlib.suppress(RuntimeError):  # the loop has just been closed

@@ -1,4 +1,4 @@
-"""Process isolation: toolpacks' code runs in worker processes, the *executors* (`TOOLPACK_ISOLATION=process`).
+"""Process isolation: toolpacks' code runs in processes of its own, the *executors* (`TOOLPACK_ISOLATION=process`).
 
 So a function that crashes ends only its own process, not the worker. Each worker of the server starts one *zygote*, a
 fork server: a fresh interpreter that imports the toolpacks and forks the executors.
