@@ -84,7 +84,7 @@ def to_json(
     except _AmbiguousError as error:
         raise ResultError(explain(str(error))) from None
     except Exception as error:
-        raise ResultError(explain(f"{_named(value, [])} has no JSON form: {_reason(error)}")) from error
+        raise ResultError(explain(f"{_describe(value, [])} has no JSON form: {_reason(error)}")) from error
     try:
         # Without `warnings=False`, pydantic would warn that a field for a set has a list, its sorted items.
         text = _ANYTHING.to_json(ordered, by_alias=True, serialize_as_any=True, warnings=False)
@@ -112,13 +112,13 @@ def _culprit(value: Any) -> str:
         step, value = item
         path.append(step)
         try:
-            item = next((each for each in _items(value) if not _is_shown(each[1])), None)
+            item = next((each for each in _items(value) if not _has_json_form(each[1])), None)
         except Exception:  # noqa: BLE001 - a class may override how its items are read
             break
-    return _named(value, path)
+    return _describe(value, path)
 
 
-def _named(value: Any, path: list[Any]) -> str:
+def _describe(value: Any, path: list[Any]) -> str:
     """Describe a value by its type and location, for a message."""
     where = shown(_pointer(path)).encode(errors="replace").decode()
     return f"a value of type {type(value).__name__}{f' at {where}' if where else ''}"
@@ -139,7 +139,7 @@ def _items(value: Any) -> Iterable[tuple[Any, Any]]:
     return ()
 
 
-def _is_shown(value: Any) -> bool:
+def _has_json_form(value: Any) -> bool:
     """Return whether pydantic can write a value as JSON."""
     try:
         check_integers(_ANYTHING.to_json(value, by_alias=True, serialize_as_any=True, warnings=False))
@@ -236,7 +236,7 @@ class _Objects:
         try:
             return _copy(value, self.copy)
         except _RepeatedKeyError as error:
-            raise _AmbiguousError(f"{_named(value, self._path)} has no JSON form: {error}") from None
+            raise _AmbiguousError(f"{_describe(value, self._path)} has no JSON form: {error}") from None
 
     def _refer(self, value: Any, step: Any) -> Any:
         """Return a reference to a value that contains itself, if it is inside of a plain object.
@@ -249,7 +249,7 @@ class _Objects:
             raise RecursionError
         if self._plain_depth:
             return {"$ref": _pointer(self._path[: self._inside[id(value)]])}
-        raise ResultError(f"{_named(value, [*self._path, step])} has no JSON form: it refers to itself")
+        raise ResultError(f"{_describe(value, [*self._path, step])} has no JSON form: it refers to itself")
 
     def _check_keys(self, value: dict[Any, Any]) -> None:
         """Raise `ResultError` if a key of a dictionary has no JSON form."""
@@ -311,7 +311,7 @@ def _key(step: Any) -> str:
 
 def _has_json(value: Any) -> bool:
     """Return whether a value has a JSON form. Iterators have none, because pydantic would consume them."""
-    return not isinstance(value, Iterator) and _is_shown(value)
+    return not isinstance(value, Iterator) and _has_json_form(value)
 
 
 def _public_attributes(value: Any) -> dict[str, Any]:

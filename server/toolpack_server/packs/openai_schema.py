@@ -1,8 +1,8 @@
 """JSON Schemas in the subset that OpenAI's API accepts.
 
-The API rejects `oneOf`, `discriminator` and `prefixItems`, so other keywords replace these. Some of its models don't
-follow `$ref`. So each reference is replaced by its definition, unless the definition contains itself or the schema
-would become too large.
+The API rejects `oneOf`, `discriminator` and `prefixItems`, so these are replaced or removed. Some of its models
+don't follow `$ref`. So each reference is replaced by its definition, unless the definition contains itself or the
+schema would become too large.
 """
 
 from collections.abc import Mapping

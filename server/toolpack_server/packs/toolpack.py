@@ -1,6 +1,7 @@
 """Toolpack: functions and the environment that they act on.
 
-Its module creates the toolpack and registers functions while it is imported. Afterwards the toolpack doesn't change.
+An author's module creates a toolpack and registers functions while it is imported. Afterwards the toolpack doesn't
+change.
 """
 
 import inspect

@@ -321,7 +321,7 @@ class Scratch:
             ) from error
 
     def _make_folder(self) -> Path:
-        """Create the process's own folder with a lock file. The lock shows other processes that this process runs."""
+        """Create the process's own folder. A locked file in it shows other processes that this process still runs."""
         try:
             parent = self._parent or _default_folder(self._max_bytes)
             folder = parent / f".{PREFIX}{secrets.token_hex(8)}"

@@ -519,6 +519,7 @@ def extend_chain(
 
 def _plan_merge(pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]) -> tuple[int, Mapping[Key, int]]:
     """Return the slot of the first piece to merge with a change, and the sizes of all keys in the merged piece."""
+    # Merge from the newest slot before which each piece is at least as large as everything after it.
     for slot in range(len(pieces) - 1, 0, -1):
         changed = {**(pieces[slot].sizes or {}), **changed}
         following = sum(changed.values())
