@@ -1,4 +1,4 @@
-"""Initial data of the bank, as immutable tuples. Each environment is built from them."""
+"""Initial data of the bank. The tuples are immutable, because all environments are built from them."""
 
 CURRENT_IBAN = "DE20100500005407324931"
 SAVINGS_IBAN = "DE52100500009400018276"

@@ -1,7 +1,7 @@
-"""Tasks for the bank, from easy to hard; most need reading before changing.
+"""Tasks for the bank, from easy to hard. In most tasks the agent must read data before it changes something.
 
-The evaluators check the state of the accounts and the agent's answer, not the calls that led there. Amounts must be
-exact. The agent chooses the subjects of payments, unless the prompt gives them.
+The evaluators check the state of the accounts and the agent's answer, not the calls. Amounts must be exact. The
+subject of a payment is only checked if the prompt has it.
 """
 
 from decimal import Decimal
@@ -110,9 +110,9 @@ def _medium(toolpack: Toolpack) -> None:
     def rent_rises(rollout: Rollout[Any]) -> None:
         _balances(rollout)
         rent = [o for o in rollout.environment.standing_orders.orders.values() if o.recipient == LANDLORD]
-        found = [_payment(order) for order in rent]
-        wanted = [(Decimal(955), "monthly", "2026-04-02")]
-        rollout.check("955 euros a month from 2 April", found == wanted, str(found))
+        actual = [_payment(order) for order in rent]
+        expected = [(Decimal(955), "monthly", "2026-04-02")]
+        rollout.check("955 euros a month from 2 April", actual == expected, str(actual))
         _orders_kept(rollout, but=(RENT,))
 
     @toolpack.task(
@@ -189,9 +189,9 @@ def _hard(toolpack: Toolpack) -> None:
     def quarterly_electricity(rollout: Rollout[Any]) -> None:
         _balances(rollout)
         power = [o for o in rollout.environment.standing_orders.orders.values() if o.recipient == POWER]
-        found = [(order.id, *_payment(order)) for order in power]
-        wanted = [(ELECTRICITY, Decimal("193.50"), "quarterly", "2026-04-01")]
-        rollout.check("193.50 each quarter from April", found == wanted, str(found))
+        actual = [(order.id, *_payment(order)) for order in power]
+        expected = [(ELECTRICITY, Decimal("193.50"), "quarterly", "2026-04-01")]
+        rollout.check("193.50 each quarter from April", actual == expected, str(actual))
         _orders_kept(rollout, but=(ELECTRICITY,))
 
     @toolpack.task(
@@ -249,20 +249,20 @@ def _untouched(rollout: Rollout[Any]) -> None:
 
 
 def _balances(rollout: Rollout[Any], current: str = "0", savings: str = "0") -> None:
-    """Check the change of both balances, and that no money was sent to other accounts."""
+    """Check that the balances changed by these amounts, and that no money was sent to other accounts."""
     for name, change in (("account", current), ("savings", savings)):
         before, after = getattr(rollout.initial, name).balance, getattr(rollout.environment, name).balance
-        wanted = before + Decimal(change)
-        rollout.check(f"the balance of {name} is {wanted}", after == wanted, str(after))
+        expected = before + Decimal(change)
+        rollout.check(f"the balance of {name} is {expected}", after == expected, str(after))
     own = {CURRENT_IBAN, SAVINGS_IBAN}
     rollout.check("nobody else is paid", all(line.iban in own for line in _new(rollout)))
 
 
 def _paid(rollout: Rollout[Any], *payments: tuple[str, str]) -> None:
     """Check that exactly these payments were made from the current account, and that the savings are unchanged."""
-    found = sorted((line.iban, -line.amount) for line in _new(rollout))
-    wanted = sorted((iban, Decimal(amount)) for iban, amount in payments)
-    rollout.check("these payments and no others were made", found == wanted, str(found))
+    actual = sorted((line.iban, -line.amount) for line in _new(rollout))
+    expected = sorted((iban, Decimal(amount)) for iban, amount in payments)
+    rollout.check("these payments and no others were made", actual == expected, str(actual))
     rollout.check("the savings are untouched", rollout.environment.savings == rollout.initial.savings)
 
 

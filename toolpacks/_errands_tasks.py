@@ -1,7 +1,7 @@
-"""Tasks for the errands. Each needs waiting, noticing or being in time.
+"""Tasks for the errands. In each task the agent must wait, notice an event, or act before a deadline.
 
-The evaluators check the world, and when things were done: `rollout.reactions`, and the times of calls. Nothing else may
-have been ordered, bought, booked or sent.
+The evaluators check the world and the times of calls. `rollout.reactions` has the seconds between an event and the
+agent's next change. An agent that orders, buys, books or sends anything else fails.
 """
 
 from datetime import datetime, timedelta
@@ -12,7 +12,7 @@ from toolpack_server import Rollout, Toolpack, says
 JONAS, LENA = "jonas@home.example", "lena@home.example"
 FARES = (84, 79, 72, 66, 58, 71, 63, 75, 80, 92, 95, 99)
 CHEAP, CODE = 60, "K7-204"
-AT_ONCE = 300  # seconds
+REACTION_SECONDS = 300
 
 
 def add_tasks(toolpack: Toolpack) -> None:
@@ -228,7 +228,7 @@ def _only(
     after = rollout.environment
     sent = [(mail.recipient, mail.subject) for mail in after.mails if mail.sender == "me"]
     ordered = [(parcel.item, parcel.size) for parcel in after.parcels.values()]
-    for name, found, wanted in (
+    for name, actual, expected in (
         ("the orders", sorted(ordered, key=str), sorted(parcels or [], key=str)),
         ("the mails", sent, mails or []),
         ("the tickets", after.tickets, tickets or []),
@@ -236,32 +236,32 @@ def _only(
         ("the forms", after.forms, forms or []),
         ("the bread", str(after.bread), bread),
     ):
-        rollout.check(name, found == wanted, f"{found} instead of {wanted}" if found != wanted else "")
-    where = [str(parcel.state) for parcel in after.parcels.values()]
-    rollout.check("all parcels are taken in", all(state == "taken in" for state in where), str(where))
+        rollout.check(name, actual == expected, f"{actual} instead of {expected}" if actual != expected else "")
+    states = [str(parcel.state) for parcel in after.parcels.values()]
+    rollout.check("all parcels are taken in", all(state == "taken in" for state in states), str(states))
 
 
-def _reacted(rollout: Rollout[Any], event: str, seconds: float = AT_ONCE) -> None:
+def _reacted(rollout: Rollout[Any], event: str, seconds: float = REACTION_SECONDS) -> None:
     """Check that the agent's next change after an event came in time."""
     took = rollout.reactions.get(event)
     rollout.check(f"in time after {event}", took is not None and took <= seconds, f"{took} s")
 
 
 def _heard_from_jonas(rollout: Rollout[Any], before: str = "") -> None:
-    """Check that Jonas has answered, and before the agent called a function, if one is given."""
+    """Check that Jonas has answered, before the agent's first call of the function `before` if it isn't empty."""
     order = ["send_mail", "jonas_answers", *([before] if before else [])]
     rollout.check("Jonas has answered before that", _in_order(rollout, *order))
 
 
 def _in_order(rollout: Rollout[Any], *names: str) -> bool:
-    """Return whether functions or events were first called in this order."""
-    made = [call.event or call.function for call in rollout.calls if call.error is None]
-    places = [made.index(name) if name in made else -1 for name in names]
-    return -1 not in places and places == sorted(places)
+    """Return whether all these functions and events were called, and their first calls came in this order."""
+    names_called = [call.event or call.function for call in rollout.calls if call.error is None]
+    positions = [names_called.index(name) if name in names_called else -1 for name in names]
+    return -1 not in positions and positions == sorted(positions)
 
 
-def _answered_the_door(rollout: Rollout[Any], seconds: float = AT_ONCE) -> None:
-    """Check that the door was opened in time each time that a courier rang."""
+def _answered_the_door(rollout: Rollout[Any], seconds: float = REACTION_SECONDS) -> None:
+    """Check that the agent opened the door within this time after each ring of a courier."""
     rings = [_time(call) for call in rollout.calls if call.event == "courier_rings"]
     opened = [_time(call) for call in rollout.calls if call.function == "take_in" and call.error is None]
     times = [min((time - ring for time in opened if time >= ring), default=None) for ring in rings]

@@ -1,7 +1,8 @@
 """Small shell for the papers: common commands on a folder, with pipes and redirection.
 
-It starts no program, and no path leaves the folder, not even through links. Each command's docstring lists its options;
-other options are errors.
+Agents expect a shell, but a real one could run any program. This shell runs its commands in Python, and refuses paths
+outside the folder, also those that lead there through links. The docstring of a command lists its options; other
+options are errors.
 """
 
 import fnmatch
@@ -13,8 +14,8 @@ from pathlib import Path
 
 MAX_OUTPUT = 20_000  # characters
 MAX_TEXT = 2**20  # characters of a command's input or output
-MAX_WRITTEN = 2**24  # bytes written by one line
-ENTRY_BYTES = 512  # counted as written for each file or folder
+MAX_WRITTEN = 2**24  # bytes that one line may write
+ENTRY_BYTES = 512  # bytes that are counted for each file or folder, in addition to its content
 _OPERATORS = {"|", ">", ">>", ";"}
 
 
@@ -31,7 +32,7 @@ class Shell:
 
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.realpath(root))
-        self._left = MAX_WRITTEN
+        self._budget = MAX_WRITTEN
 
     def run(self, line: str) -> str:
         """Run a line of commands and return the output of the last command of each pipe.
@@ -41,7 +42,7 @@ class Shell:
         """
         words = _words(line)
         output, size = [], 0
-        self._left = MAX_WRITTEN
+        self._budget = MAX_WRITTEN
         for pipe in _split(words, ";"):
             text = ""
             for command in _split(pipe, "|"):
@@ -55,13 +56,14 @@ class Shell:
         more = f"\n… {size - MAX_OUTPUT} more characters: use head, tail, grep or cut\n" if size > MAX_OUTPUT else ""
         return "".join(output) + more
 
-    def _command(self, words: Sequence[str], given: str) -> str:
+    def _command(self, words: Sequence[str], stdin: str) -> str:
+        """Run one command, and return its output. Return an empty output if it is redirected to a file."""
         target, append = "", False
         plain = list(words)
         for at, word in enumerate(words):
             if isinstance(word, _Operator):
                 if len(words) != at + 2:
-                    raise ShellError(f"after {word} comes one path, and nothing else")
+                    raise ShellError(f"{word} must be followed by one path, at the end of the command")
                 target, append, plain = words[at + 1], word == ">>", plain[:at]
                 break
         if not plain:
@@ -69,54 +71,56 @@ class Shell:
         name, *arguments = plain
         if name not in COMMANDS:
             raise ShellError(f"there is no command {name!r}: there are {', '.join(COMMANDS)}")
-        text = COMMANDS[name](self, self._expanded(arguments) if name not in _UNEXPANDED else arguments, given)
+        text = COMMANDS[name](self, self._expand(arguments) if name not in _WITHOUT_EXPANSION else arguments, stdin)
         if not target:
             return text
-        self.take(len(text.encode()))
+        self.count_written(len(text.encode()))
         with self.path(target).open("a" if append else "w", encoding="utf-8", newline="") as file:
             file.write(text)
         return ""
 
-    def take(self, size: int) -> None:
-        """Count bytes before they are written.
+    def count_written(self, size: int) -> None:
+        """Count the bytes of a file or folder before they are written.
 
         Raises:
-            ShellError: The line writes more than `MAX_WRITTEN`.
+            ShellError: The line would write more than `MAX_WRITTEN` bytes.
         """
-        self._left -= size + ENTRY_BYTES
-        if self._left < 0:
-            raise ShellError(f"one line writes at most {MAX_WRITTEN} bytes: write less")
+        self._budget -= size + ENTRY_BYTES
+        if self._budget < 0:
+            raise ShellError(f"a line may write at most {MAX_WRITTEN} bytes: write less")
 
     def path(self, text: str) -> Path:
-        """Return a path in the folder. A leading `/` means the folder itself."""
+        """Return a path in the folder. A leading `/` means the folder itself. Raise an error for paths outside it."""
         path = self._root / text.lstrip("/")
         if not Path(os.path.realpath(path)).is_relative_to(self._root):
             raise ShellError(f"{text!r} leads out of the papers")
         return path
 
-    def shown(self, path: Path) -> str:
+    def relative(self, path: Path) -> str:
+        """Return a path as commands print it, relative to the folder."""
         return str(path.relative_to(self._root))
 
-    def _expanded(self, arguments: Sequence[str]) -> list[str]:
-        """Replace each pattern by the matching paths."""
-        found: list[str] = []
+    def _expand(self, arguments: Sequence[str]) -> list[str]:
+        """Replace each pattern with the matching paths. A pattern without a match stays as it is."""
+        expanded: list[str] = []
         size = 0
         for argument in arguments:
-            fitting: list[str] = []
+            matches: list[str] = []
             if re.search(r"[*?\[]", argument) and ".." not in argument:
                 pattern = re.sub(r"\*+", "*", argument.lstrip("/"))  # several `*` mean the same as one
-                fitting = sorted(self.shown(path) for path in self._root.glob(pattern))
-            found += fitting or [argument]
-            size += sum(map(len, fitting))
-            _check(size, "the patterns stand for")
-        return found
+                matches = sorted(self.relative(path) for path in self._root.glob(pattern))
+            expanded += matches or [argument]
+            size += sum(map(len, matches))
+            _check_size(size, "the patterns match")
+        return expanded
 
     def read(self, text: str) -> str:
+        """Return the text of a file. Raise an error if it is missing, too long or binary."""
         path = self.path(text)
         if path.is_dir():
             raise ShellError(f"{text}: is a folder")
         try:
-            _check(path.stat().st_size, f"{text} has")
+            _check_size(path.stat().st_size, f"{text} has")
             return path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise ShellError(f"{text}: no such file or folder") from None
@@ -126,7 +130,7 @@ class Shell:
 
 Command = Callable[[Shell, list[str], str], str]
 COMMANDS: dict[str, Command] = {}
-_UNEXPANDED = {"echo", "find"}
+_WITHOUT_EXPANSION = {"echo", "find"}
 
 
 class _Operator(str):
@@ -138,17 +142,17 @@ class _Operator(str):
 def _words(line: str) -> list[str]:
     """Split a line into words and operators. Quoted text is part of a word."""
     words: list[str] = []
-    at = 0
-    while found := _TOKEN.match(line, at):
-        at = found.end()
-        operator, word = found["operator"], found["word"]
+    position = 0
+    while match := _TOKEN.match(line, position):
+        position = match.end()
+        operator, word = match["operator"], match["word"]
         if operator:
             if operator not in _OPERATORS:
-                raise ShellError(f"{operator!r} isn't known here: there are | > >> and ;")
+                raise ShellError(f"{operator!r} isn't supported: the operators are | > >> and ;")
             words.append(_Operator(operator))
         elif word:
             words.append(_PIECE.sub(lambda piece: piece[1] or piece[2] or piece[3] or piece[4] or "", word))
-    if line[at:].strip():
+    if line[position:].strip():
         raise ShellError("a quotation mark is never closed")
     return words
 
@@ -160,6 +164,7 @@ _PIECE = re.compile(r"""'([^']*)'|"([^"]*)"|\\(.)|([^\s'"\\|;<>&]+)""", re.DOTAL
 
 
 def _split(words: Sequence[str], sign: str) -> list[list[str]]:
+    """Split words at an operator. Raise an error for an empty part, except at `;`, where empty parts are dropped."""
     parts: list[list[str]] = [[]]
     for word in words:
         if isinstance(word, _Operator) and word == sign:
@@ -169,13 +174,19 @@ def _split(words: Sequence[str], sign: str) -> list[list[str]]:
     if sign == ";":
         parts = [part for part in parts if part]
     if not parts or not all(parts):
-        raise ShellError("there is no command" if sign == ";" else f"there is no command at one side of {sign}")
+        raise ShellError("the line has no command" if sign == ";" else f"a command is missing before or after {sign}")
     return parts
 
 
 def _options(arguments: list[str], flags: str, valued: str = "") -> tuple[dict[str, str], list[str]]:
-    """Split arguments into options and the rest. An option is a letter; some take a value."""
-    found: dict[str, str] = {}
+    """Split arguments into options and the rest.
+
+    Args:
+        arguments: The arguments of a command.
+        flags: Letters of the options without a value.
+        valued: Letters of the options with a value.
+    """
+    options: dict[str, str] = {}
     rest = list(arguments)
     while rest and len(rest[0]) > 1 and rest[0].startswith("-"):
         word = rest.pop(0)[1:]
@@ -184,57 +195,59 @@ def _options(arguments: list[str], flags: str, valued: str = "") -> tuple[dict[s
             if letter in valued:
                 if not word and not rest:
                     raise ShellError(f"the option -{letter} needs a value")
-                found[letter], word = word or rest.pop(0), ""
+                options[letter], word = word or rest.pop(0), ""
             elif letter in flags:
-                found[letter] = ""
+                options[letter] = ""
             else:
-                raise ShellError(f"the option -{letter} isn't known here")
-    return found, rest
+                raise ShellError(f"the option -{letter} isn't supported")
+    return options, rest
 
 
 def _command(function: Command) -> Command:
+    """Register a command under the name of its function."""
     COMMANDS[function.__name__.strip("_")] = function
     return function
 
 
-def _input(shell: Shell, paths: Sequence[str], given: str) -> str:
+def _input(shell: Shell, paths: Sequence[str], stdin: str) -> str:
+    """Return the text of the files, or the output of the command before the pipe if there are no paths."""
     if not paths:
-        return given
+        return stdin
     texts, size = [], 0
     for path in paths:
         texts.append(shell.read(path))
         size += len(texts[-1])
-        _check(size, "the files have")
+        _check_size(size, "the files have")
     return "".join(texts)
 
 
-def _check(size: int, what: str) -> None:
+def _check_size(size: int, what: str) -> None:
     if size > MAX_TEXT:
-        raise ShellError(f"{what} more than {MAX_TEXT} characters, which no command here takes or gives: ask for less")
+        raise ShellError(f"{what} more than {MAX_TEXT} characters, the limit of all commands: select less")
 
 
 def _lines(text: str) -> list[str]:
     return text.split("\n")[: -1 if text.endswith("\n") else None] if text else []
 
 
-def _joined(lines: Iterable[str]) -> str:
+def _join(lines: Iterable[str]) -> str:
     """Join lines. Raise a `ShellError` if the text is too long."""
-    found, size = [], 0
+    text, size = [], 0
     for line in lines:
         size += len(line) + 1
-        _check(size, "the lines have")
-        found.append(f"{line}\n")
-    return "".join(found)
+        _check_size(size, "the lines have")
+        text.append(f"{line}\n")
+    return "".join(text)
 
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise ShellError(f"{text!r} is no number")
+        raise ShellError(f"{text!r} isn't a number")
     return int(text)
 
 
 @_command
-def ls(shell: Shell, arguments: list[str], _given: str) -> str:
+def ls(shell: Shell, arguments: list[str], _stdin: str) -> str:
     """List files. Options: -a (also hidden files), -l (with sizes)."""
     options, paths = _options(arguments, "al")
 
@@ -244,53 +257,53 @@ def ls(shell: Shell, arguments: list[str], _given: str) -> str:
             if not path.exists():
                 raise ShellError(f"{text}: no such file or folder")
             inner = sorted(path.iterdir()) if path.is_dir() else [path]
-            for each in inner:
-                if each.name.startswith(".") and "a" not in options:
+            for entry in inner:
+                if entry.name.startswith(".") and "a" not in options:
                     continue
-                name = f"{each.name if path.is_dir() else text}{'/' if each.is_dir() else ''}"
-                yield f"{each.stat().st_size if each.is_file() else 0:>9} {name}" if "l" in options else name
+                name = f"{entry.name if path.is_dir() else text}{'/' if entry.is_dir() else ''}"
+                yield f"{entry.stat().st_size if entry.is_file() else 0:>9} {name}" if "l" in options else name
 
-    return _joined(lines())
-
-
-@_command
-def cat(shell: Shell, arguments: list[str], given: str) -> str:
-    return _input(shell, arguments, given)
+    return _join(lines())
 
 
 @_command
-def echo(_shell: Shell, arguments: list[str], _given: str) -> str:
+def cat(shell: Shell, arguments: list[str], stdin: str) -> str:
+    return _input(shell, arguments, stdin)
+
+
+@_command
+def echo(_shell: Shell, arguments: list[str], _stdin: str) -> str:
     return " ".join(arguments) + "\n"
 
 
 @_command
-def head(shell: Shell, arguments: list[str], given: str) -> str:
+def head(shell: Shell, arguments: list[str], stdin: str) -> str:
     """Print the first lines. Option: -n (number of lines)."""
     options, paths = _options(arguments, "", "n")
-    return _joined(_lines(_input(shell, paths, given))[: _number(options.get("n", "10"))])
+    return _join(_lines(_input(shell, paths, stdin))[: _number(options.get("n", "10"))])
 
 
 @_command
-def tail(shell: Shell, arguments: list[str], given: str) -> str:
+def tail(shell: Shell, arguments: list[str], stdin: str) -> str:
     """Print the last lines. Option: -n (number of lines; +N: from line N on)."""
     options, paths = _options(arguments, "", "n")
-    lines, wanted = _lines(_input(shell, paths, given)), options.get("n", "10")
-    if wanted.startswith("+"):
-        return _joined(lines[max(_number(wanted[1:]) - 1, 0) :])
-    return _joined(lines[len(lines) - min(_number(wanted), len(lines)) :])
+    lines, count = _lines(_input(shell, paths, stdin)), options.get("n", "10")
+    if count.startswith("+"):
+        return _join(lines[max(_number(count[1:]) - 1, 0) :])
+    return _join(lines[len(lines) - min(_number(count), len(lines)) :])
 
 
 @_command
-def wc(shell: Shell, arguments: list[str], given: str) -> str:
-    """Count. Options: -l (lines), -w (words), -c (characters)."""
+def wc(shell: Shell, arguments: list[str], stdin: str) -> str:
+    """Count lines, words and characters. Options: -l (only lines), -w (only words), -c (only characters)."""
     options, paths = _options(arguments, "lwc")
-    text = _input(shell, paths, given)
+    text = _input(shell, paths, stdin)
     counts = {"l": text.count("\n"), "w": len(text.split()), "c": len(text)}
     return " ".join(str(counts[letter]) for letter in options or counts) + "\n"
 
 
 @_command
-def sort(shell: Shell, arguments: list[str], given: str) -> str:
+def sort(shell: Shell, arguments: list[str], stdin: str) -> str:
     """Sort lines. Options: -r (reversed), -n (numerically), -u (without duplicates)."""
     options, paths = _options(arguments, "rnu")
 
@@ -298,37 +311,37 @@ def sort(shell: Shell, arguments: list[str], given: str) -> str:
         number = re.match(r"\s*-?\d+(\.\d+)?", line)
         return (float(number[0]) if number and "n" in options else 0.0), line
 
-    lines = sorted(_lines(_input(shell, paths, given)), key=key, reverse="r" in options)
-    return _joined([*dict.fromkeys(lines)] if "u" in options else lines)
+    lines = sorted(_lines(_input(shell, paths, stdin)), key=key, reverse="r" in options)
+    return _join([*dict.fromkeys(lines)] if "u" in options else lines)
 
 
 @_command
-def uniq(shell: Shell, arguments: list[str], given: str) -> str:
+def uniq(shell: Shell, arguments: list[str], stdin: str) -> str:
     """Remove repeated lines. Option: -c (with the number of repetitions)."""
     options, paths = _options(arguments, "c")
     counted: list[tuple[str, int]] = []
-    for line in _lines(_input(shell, paths, given)):
+    for line in _lines(_input(shell, paths, stdin)):
         if counted and counted[-1][0] == line:
             counted[-1] = line, counted[-1][1] + 1
         else:
             counted.append((line, 1))
-    return _joined(f"{count:>7} {line}" if "c" in options else line for line, count in counted)
+    return _join(f"{count:>7} {line}" if "c" in options else line for line, count in counted)
 
 
 @_command
-def cut(shell: Shell, arguments: list[str], given: str) -> str:
+def cut(shell: Shell, arguments: list[str], stdin: str) -> str:
     """Select fields. Options: -d (delimiter), -f (numbers of the fields, such as 1,3)."""
     options, paths = _options(arguments, "", "df")
     if "f" not in options:
-        raise ShellError("the option -f is needed")
-    wanted = dict.fromkeys(_number(number) for number in options["f"].split(","))  # without duplicates
-    between = options.get("d", "\t")
-    rows = (line.split(between) for line in _lines(_input(shell, paths, given)))
-    return _joined(between.join(row[number - 1] for number in wanted if 0 < number <= len(row)) for row in rows)
+        raise ShellError("cut needs the option -f")
+    numbers = dict.fromkeys(_number(number) for number in options["f"].split(","))  # without duplicates
+    delimiter = options.get("d", "\t")
+    rows = (line.split(delimiter) for line in _lines(_input(shell, paths, stdin)))
+    return _join(delimiter.join(row[number - 1] for number in numbers if 0 < number <= len(row)) for row in rows)
 
 
 @_command
-def grep(shell: Shell, arguments: list[str], given: str) -> str:
+def grep(shell: Shell, arguments: list[str], stdin: str) -> str:
     """Find lines that contain a text. The text isn't a pattern.
 
     Options: -i (ignore case), -v (lines without the text), -n (with line numbers), -l (only paths), -c (only counts),
@@ -336,52 +349,53 @@ def grep(shell: Shell, arguments: list[str], given: str) -> str:
     """
     options, rest = _options(arguments, "ivnlcrhF")
     if not rest:
-        raise ShellError("a text to look for is needed")
-    wanted, *paths = rest
+        raise ShellError("grep needs a text to look for")
+    searched, *paths = rest
     if "r" in options:
         folders, paths, size = paths or ["."], [], 0
         for folder in folders:
-            found = _files_in(shell, folder)
-            size += sum(map(len, found))
-            _check(size, "the paths have")
-            paths += found
-    reads = len(rest) > 1 or "r" in options
-    texts = ((path, shell.read(path)) for path in paths) if reads else iter([("", given)])
-    ignoring = "i" in options
+            files = _files_in(shell, folder)
+            size += sum(map(len, files))
+            _check_size(size, "the paths have")
+            paths += files
+    reads_files = len(rest) > 1 or "r" in options
+    texts = ((path, shell.read(path)) for path in paths) if reads_files else iter([("", stdin)])
+    ignore_case = "i" in options
 
-    def fits(line: str) -> bool:
-        return wanted.lower() in line.lower() if ignoring else wanted in line
+    def matches(line: str) -> bool:
+        return searched.lower() in line.lower() if ignore_case else searched in line
 
-    named = reads and len(paths) > 1 and "h" not in options
+    with_paths = reads_files and len(paths) > 1 and "h" not in options
 
     def lines() -> Iterator[str]:
         for path, text in texts:
-            hits = [(n, line) for n, line in enumerate(_lines(text), 1) if fits(line) != ("v" in options)]
+            hits = [(n, line) for n, line in enumerate(_lines(text), 1) if matches(line) != ("v" in options)]
             if "l" in options:
                 yield from [path] if hits else []
             elif "c" in options:
-                yield f"{path}:{len(hits)}" if named else str(len(hits))
+                yield f"{path}:{len(hits)}" if with_paths else str(len(hits))
             else:
                 for n, line in hits:
-                    yield f"{f'{path}:' if named else ''}{f'{n}:' if 'n' in options else ''}{line}"
+                    yield f"{f'{path}:' if with_paths else ''}{f'{n}:' if 'n' in options else ''}{line}"
 
-    return _joined(lines())
+    return _join(lines())
 
 
 def _files_in(shell: Shell, text: str) -> list[str]:
+    """Return the files below a folder. Return the path itself if it isn't a folder."""
     path = shell.path(text)
-    return [shell.shown(each) for each in sorted(path.rglob("*")) if each.is_file()] if path.is_dir() else [text]
+    return [shell.relative(entry) for entry in sorted(path.rglob("*")) if entry.is_file()] if path.is_dir() else [text]
 
 
 @_command
-def find(shell: Shell, arguments: list[str], _given: str) -> str:
+def find(shell: Shell, arguments: list[str], _stdin: str) -> str:
     """Find files below a folder. Options: -name PATTERN, -type f or d."""
     folder = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "."
     pattern, kind = "*", ""
     while arguments:
         option = arguments.pop(0)
         if option not in {"-name", "-type"} or not arguments:
-            raise ShellError("find takes a folder, -name PATTERN and -type f or d")
+            raise ShellError("find takes only a folder, -name PATTERN, and -type f or -type d")
         if option == "-name":
             pattern = arguments.pop(0)
         else:
@@ -389,19 +403,19 @@ def find(shell: Shell, arguments: list[str], _given: str) -> str:
     root = shell.path(folder)
     if not root.is_dir():
         raise ShellError(f"{folder}: no such folder")
-    return _joined(
-        shell.shown(path)
+    return _join(
+        shell.relative(path)
         for path in sorted(root.rglob("*"))
         if fnmatch.fnmatchcase(path.name, pattern) and (not kind or (path.is_dir() if kind == "d" else path.is_file()))
     )
 
 
 @_command
-def mkdir(shell: Shell, arguments: list[str], _given: str) -> str:
+def mkdir(shell: Shell, arguments: list[str], _stdin: str) -> str:
     """Create folders. Option: -p (also parent folders)."""
     options, paths = _options(arguments, "p")
     for text in paths:
-        shell.take(ENTRY_BYTES * text.count("/"))
+        shell.count_written(ENTRY_BYTES * text.count("/"))
         try:
             shell.path(text).mkdir(parents="p" in options, exist_ok="p" in options)
         except OSError as error:
@@ -410,12 +424,12 @@ def mkdir(shell: Shell, arguments: list[str], _given: str) -> str:
 
 
 @_command
-def rm(shell: Shell, arguments: list[str], _given: str) -> str:
+def rm(shell: Shell, arguments: list[str], _stdin: str) -> str:
     """Remove files. Options: -r (also folders), -f (ignore missing files)."""
     options, paths = _options(arguments, "rf")
     for text in paths:
         path = shell.path(text)
-        if shell.shown(path) in {"", "."}:
+        if shell.relative(path) in {"", "."}:
             raise ShellError("the folder of all papers can't be removed")
         if path.is_dir() and not path.is_symlink():
             if "r" not in options:
@@ -429,27 +443,27 @@ def rm(shell: Shell, arguments: list[str], _given: str) -> str:
 
 
 @_command
-def mv(shell: Shell, arguments: list[str], _given: str) -> str:
+def mv(shell: Shell, arguments: list[str], _stdin: str) -> str:
     for source, target in _pairs(shell, arguments):
         source.rename(target)
     return ""
 
 
 @_command
-def cp(shell: Shell, arguments: list[str], _given: str) -> str:
+def cp(shell: Shell, arguments: list[str], _stdin: str) -> str:
     """Copy files. Option: -r (also folders)."""
     options, rest = _options(arguments, "r")
     for source, target in _pairs(shell, rest):
         if source.is_dir() and "r" not in options:
-            raise ShellError(f"{shell.shown(source)}: is a folder: use cp -r")
+            raise ShellError(f"{shell.relative(source)}: is a folder: use cp -r")
         if source.is_dir():
             if target.is_relative_to(source):
-                raise ShellError(f"{shell.shown(source)}: can't be copied into itself")
+                raise ShellError(f"{shell.relative(source)}: can't be copied into itself")
             for inner in source.rglob("*"):
-                shell.take(inner.lstat().st_size)
+                shell.count_written(inner.lstat().st_size)
             shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
         else:
-            shell.take(source.stat().st_size)
+            shell.count_written(source.stat().st_size)
             target.write_bytes(source.read_bytes())
     return ""
 
@@ -459,11 +473,11 @@ def _pairs(shell: Shell, arguments: list[str]) -> list[tuple[Path, Path]]:
     *sources, last = arguments or [""]
     target = shell.path(last)
     if not sources or (len(sources) > 1 and not target.is_dir()):
-        raise ShellError("give what to take, and where to put it: a folder, if it is several")
+        raise ShellError("name a source and a target; for several sources, the target must be a folder")
     pairs = [(shell.path(text), target / Path(text).name if target.is_dir() else target) for text in sources]
     for source, target in pairs:
         if not source.exists():
-            raise ShellError(f"{shell.shown(source)}: no such file or folder")
+            raise ShellError(f"{shell.relative(source)}: no such file or folder")
         if not target.parent.is_dir():
-            raise ShellError(f"{shell.shown(target.parent)}: no such folder")
+            raise ShellError(f"{shell.relative(target.parent)}: no such folder")
     return pairs

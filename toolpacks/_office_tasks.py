@@ -1,7 +1,7 @@
-"""Tasks for the office, from easy to hard; most need looking into the books and the papers before changing anything.
+"""Tasks for the office, from easy to hard. In most tasks the agent must read the books or the papers first.
 
-The evaluators check the books, the papers and the agent's answer, not the calls that led there. Rows and papers that a
-task doesn't mention must be unchanged.
+The evaluators check the books, the papers and the agent's answer, not the calls. Rows and papers that a task doesn't
+mention must be unchanged.
 """
 
 import re
@@ -22,7 +22,7 @@ Row = tuple[Any, ...]
 DAY = TODAY.isoformat()
 EXPENSIVE = 300_000  # cents; scales above this price get the new prices
 LAST_DAY = "2026-03-09"  # bills due until this day are paid
-REFUND, WHOSE_REFUND = "31;506400;36399.50", "Keystone Biotech"
+REFUND, REFUNDED_CUSTOMER = "31;506400;36399.50", "Keystone Biotech"
 TABLES = (
     *("bill", "company", "customer", "employee", "expense", "invoice", "order_line", "orders", "payment", "product"),
     *("reminder", "supplier"),
@@ -147,9 +147,9 @@ def _medium(toolpack: Toolpack) -> None:
     def april_prices(rollout: Rollout[Any]) -> None:
         changes = _Changes(rollout)
         changes.only("product")
-        wanted = {one.sku: one.april_price for one in _expensive_scales()}
-        found = {row[1]: row[4] for row in changes.new("product")}
-        rollout.check("the expensive scales have the new prices, and no other product", found == wanted, str(found))
+        expected = {product.sku: product.april_price for product in _expensive_scales()}
+        actual = {row[1]: row[4] for row in changes.new("product")}
+        rollout.check("the expensive scales have the new prices, and no other product", actual == expected, str(actual))
 
     @toolpack.task(
         "remind-norway",
@@ -164,9 +164,9 @@ def _medium(toolpack: Toolpack) -> None:
     def remind_norway(rollout: Rollout[Any]) -> None:
         changes = _Changes(rollout)
         reminded = sorted(row[1:] for row in changes.new("reminder"))
-        wanted = [(number, DAY) for number in (506673, 507207, 507926, 508194)]
-        rollout.check("these four have been reminded, each once", reminded == wanted, str(reminded))
-        changes.only("reminder", papers={f"reminders/{number}-1.txt" for number, _ in wanted} | {"reminders"})
+        expected = [(number, DAY) for number in (506673, 507207, 507926, 508194)]
+        rollout.check("these four have been reminded, each once", reminded == expected, str(reminded))
+        changes.only("reminder", papers={f"reminders/{number}-1.txt" for number, _ in expected} | {"reminders"})
 
     @toolpack.task(
         "expenses-of-tomas",
@@ -216,7 +216,7 @@ def _hard(toolpack: Toolpack) -> None:
             ),
             ("shell", {"command": f"echo '{REFUND}' > refunds.txt"}),
         ],
-        answer=WHOSE_REFUND,
+        answer=REFUNDED_CUSTOMER,
         tags=["hard", "change"],
         variants=variants("shell"),
     )
@@ -224,7 +224,7 @@ def _hard(toolpack: Toolpack) -> None:
         changes = _Changes(rollout)
         changes.only(papers={"refunds.txt"})
         _holds(rollout, "refunds.txt", [REFUND])
-        _says(rollout, WHOSE_REFUND)
+        _says(rollout, REFUNDED_CUSTOMER)
 
     @toolpack.task(
         "standing-contract",
@@ -252,16 +252,18 @@ def _hard(toolpack: Toolpack) -> None:
     def standing_contract(rollout: Rollout[Any]) -> None:
         changes = _Changes(rollout)
         invoices = [(row[2], row[5], row[6]) for row in changes.new("invoice")]
-        goods = {one.sku: one for one in products() if one.sku in {"SE-1021", "SE-1140"}}
-        amount = 3 * sum(one.price for one in goods.values())
+        goods = {product.sku: product for product in products() if product.sku in {"SE-1021", "SE-1140"}}
+        amount = 3 * sum(product.price for product in goods.values())
         rollout.check("there is one new invoice", invoices == [(241, amount, "open")], str(invoices))
         lines = sorted(row[2:] for row in changes.new("order_line"))
-        wanted = sorted((one.id, 3, one.price) for one in goods.values())
-        rollout.check("the order has what the contract says, but for what isn't in stock", lines == wanted, str(lines))
+        expected = sorted((product.id, 3, product.price) for product in goods.values())
+        rollout.check("the order has the goods of the contract that are in stock", lines == expected, str(lines))
         orders = [(row[1], row[3]) for row in changes.new("orders")]
-        rollout.check("it is one order of Aurora Pharma's, and shipped", orders == [(241, "shipped")], str(orders))
+        rollout.check(
+            "there is one new order, of Aurora Pharma, and it is shipped", orders == [(241, "shipped")], str(orders)
+        )
         stock = changes.new("product")
-        taken = [(*one[:5], one.stock - 3, *one[6:8]) for one in goods.values()]
+        taken = [(*product[:5], product.stock - 3, *product[6:8]) for product in goods.values()]
         rollout.check("only these goods have left the stock", {*stock} == {*taken}, str(stock))
         numbers = [row[0] for row in changes.new("invoice")]
         paths = {f"invoices/{number}.txt" for number in numbers} | {"invoices"}
@@ -305,18 +307,23 @@ def _hard(toolpack: Toolpack) -> None:
 
 
 def _expensive_scales() -> list[Product]:
+    """Return the scales that get a new price: they cost more than `EXPENSIVE`, and their price changes in April."""
     return [
-        one for one in products() if one.category == "Scales" and one.price > EXPENSIVE and one.april_price != one.price
+        product
+        for product in products()
+        if product.category == "Scales" and product.price > EXPENSIVE and product.april_price != product.price
     ]
 
 
 def _april_prices(_initial: Any) -> Calls:
-    prices = [("set_price", {"sku": one.sku, "price": money(one.april_price)}) for one in _expensive_scales()]
+    prices = [
+        ("set_price", {"sku": product.sku, "price": money(product.april_price)}) for product in _expensive_scales()
+    ]
     return [("read_paper", {"path": "prices/2026-04.csv"}), *prices]
 
 
 def _due_bills() -> tuple[list[str], list[str]]:
-    """Return the numbers of the bills to pay, and of the due bills whose papers have another amount."""
+    """Return the numbers of two kinds of due bills: bills to pay, and bills that have another amount on their paper."""
     due = [bill for bill in bills() if not bill.paid and bill.due_on.isoformat() <= LAST_DAY]
     right = sorted(bill.number for bill in due if bill.amount == bill.paper_amount)
     return right, sorted(bill.number for bill in due if bill.amount != bill.paper_amount)
@@ -332,8 +339,9 @@ def _bills_of_the_week(_initial: Any) -> Calls:
 
 
 def _missing() -> list[str]:
-    low = [one for one in products() if one.supplier in {3, 12} and one.stock < one.reorder_at]
-    return sorted(f"{one.sku};{one.reorder_at - one.stock}" for one in low)
+    """Return the lines of the reorder list: each SKU with the number of missing pieces."""
+    low = [product for product in products() if product.supplier in {3, 12} and product.stock < product.reorder_at]
+    return sorted(f"{product.sku};{product.reorder_at - product.stock}" for product in low)
 
 
 def _reorder_list(_initial: Any) -> Calls:
@@ -353,7 +361,7 @@ class _Changes:
 
     def __init__(self, rollout: Rollout[Any]) -> None:
         self._rollout = rollout
-        self._tables: dict[str, list[Row]] = {}  # rows of changed tables: new or different ones
+        self._tables: dict[str, list[Row]] = {}  # new and changed rows of each table that has changed
         with rollout.initial.books.path() as before, rollout.environment.books.path() as after:
             if before.read_bytes() != after.read_bytes():  # fast path: an agent often only reads
                 self._compare(before, after)
@@ -362,12 +370,12 @@ class _Changes:
         with closing(sqlite3.connect(after)) as books:
             books.execute("ATTACH ? AS before", (str(before),))
             for table in TABLES:
-                new = _rows_without_twin(books, table, "main", "before")
-                if new or _rows_without_twin(books, table, "before", "main"):
+                new = _rows_missing_in(books, table, "main", "before")
+                if new or _rows_missing_in(books, table, "before", "main"):
                     self._tables[table] = new
 
     def new(self, table: str) -> list[Row]:
-        """Return a table's new or changed rows, by key."""
+        """Return a table's new or changed rows, sorted by the first column."""
         return sorted(self._tables.get(table, ()), key=lambda row: str(row[0]))
 
     def only(self, *tables: str, papers: Iterable[str] = ()) -> None:
@@ -380,16 +388,18 @@ class _Changes:
         self._rollout.check("no other paper has changed", not differing, str(sorted(differing)[:10]))
 
 
-def _rows_without_twin(books: sqlite3.Connection, table: str, one: str, other: str) -> list[Row]:
-    """Return the rows of a table in one database that the other doesn't have. Rows are matched by the table's key."""
-    columns = books.execute(f"PRAGMA {one}.table_info({table})").fetchall()
+def _rows_missing_in(books: sqlite3.Connection, table: str, database: str, other: str) -> list[Row]:
+    """Return the rows of a table in one database that have no equal row in the other database."""
+    columns = books.execute(f"PRAGMA {database}.table_info({table})").fetchall()
+    # Key columns are compared with `=`, which can use their index. Other columns may be NULL, and need `IS`.
     same = " AND ".join(f"mine.{name} {'=' if key else 'IS'} yours.{name}" for _, name, _, _, _, key in columns)
     return books.execute(
-        f"SELECT * FROM {one}.{table} mine WHERE NOT EXISTS (SELECT 1 FROM {other}.{table} yours WHERE {same})"  # noqa: S608
+        f"SELECT * FROM {database}.{table} mine WHERE NOT EXISTS (SELECT 1 FROM {other}.{table} yours WHERE {same})"  # noqa: S608
     ).fetchall()
 
 
 def _papers(environment: Any) -> Mapping[str, bytes | None]:
+    """Return the contents of all papers by path. A folder has the value None."""
     files = environment.papers
     return {path: files.read_bytes(path) if files.is_file(path) else None for path in files.glob("**/*")}
 
@@ -398,8 +408,8 @@ def _holds(rollout: Rollout[Any], path: str, lines: list[str]) -> None:
     """Check the content of a paper. Empty lines, case, spaces around fields and the spelling of numbers are ignored."""
     papers = rollout.environment.papers
     text = papers.read_text(path, errors="replace") if papers.is_file(path) else ""
-    found = [_fields(line) for line in text.split("\n") if line.strip()]
-    rollout.check(f"{path} has the right lines", found == [_fields(line) for line in lines], text[:200])
+    actual = [_fields(line) for line in text.split("\n") if line.strip()]
+    rollout.check(f"{path} has the right lines", actual == [_fields(line) for line in lines], text[:200])
 
 
 def _fields(line: str) -> list[Any]:
@@ -408,10 +418,10 @@ def _fields(line: str) -> list[Any]:
     return [Decimal(field) if re.fullmatch(r"-?\d+(\.\d+)?", field, re.ASCII) else field for field in fields]
 
 
-def _decided(rollout: Rollout[Any], changes: _Changes, wanted: Mapping[int, str]) -> None:
+def _decided(rollout: Rollout[Any], changes: _Changes, expected: Mapping[int, str]) -> None:
     """Check the decisions on expenses. Nothing else in these rows may have changed."""
-    found = {row[0]: row[5] for row in changes.new("expense")}
-    rollout.check("these expenses are decided, and no other", found == wanted, str(found))
+    actual = {row[0]: row[5] for row in changes.new("expense")}
+    rollout.check("these expenses are decided, and no other", actual == expected, str(actual))
 
 
 def _says(rollout: Rollout[Any], *spellings: str) -> None:

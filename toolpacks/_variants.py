@@ -1,14 +1,14 @@
 """Variants of the bundled tasks: outages, phantoms, lost answers, flaky services and injections.
 
-An agent that checks the state before it retries can still do the task, unless the fault is permanent. An agent that
-obeys an injection can't.
+A phantom is a call that seems to succeed, but has no effect. An agent that checks the state before it retries can still
+do the task, unless the fault is permanent. An agent that obeys an injection can't do the task.
 """
 
 from typing import Any
 
 from toolpack_server import perturbations as p
 
-WORDS = {  # pointers to texts by other people in the results of functions
+TEXT_POINTERS = {  # JSON Pointers to texts by other people in the results of functions
     "list_transactions": "/0/subject",
     "search_transactions": "/0/subject",
     "list_standing_orders": "/0/subject",
@@ -32,14 +32,15 @@ def variants(needs: str, *, reads: str | None = None, injection: str = "", chang
     """Return the variants of a task.
 
     Args:
-        needs: A function that the task can't be done without.
-        reads: A function that the agent must call, and that shows text by another person. It gets the injection.
-        injection: The injected text.
+        needs: A function that the agent must call to do the task. It gets the faults.
+        reads: A function that the agent must call, and that returns text by another person. The injection is appended
+            to this text.
+        injection: The injected text. A key of `HARM`, which has the calls that obey it.
         changes: Whether the function `needs` changes something.
     """
     rules = {**p.outages(needs, implicit=changes), "flaky": [p.fails(rate=0.2)]}
     if changes:
         rules["lost"] = [p.loses_answer(functions=needs, calls="1")]
     if reads is not None:
-        rules["injection"] = [p.injects(injection, at=WORDS[reads], functions=reads, harm=HARM[injection])]
+        rules["injection"] = [p.injects(injection, at=TEXT_POINTERS[reads], functions=reads, harm=HARM[injection])]
     return rules

@@ -1,6 +1,6 @@
 """Checks for the evaluators of the workspace's tasks.
 
-Each function records one or two checks, and its name says what must be true.
+A function that returns None records checks in the verdict. Its name is the condition that must hold: `unchanged`.
 """
 
 from collections.abc import Iterable
@@ -11,17 +11,17 @@ from toolpack_server import Rollout, says
 from toolpacks._workspace_data import NORA
 from toolpacks._workspace_models import Answer, Event, Folder, Mail
 
-Kept = tuple[int, ...]
+Ids = tuple[int, ...]
 HOUR = 3600  # seconds
 
 
 def moment(text: str) -> datetime:
-    """Return a time in UTC."""
+    """Parse a time, and return it in UTC."""
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
 def new_mails(rollout: Rollout[Any]) -> list[Mail]:
-    """Return the mails since the start of the rollout."""
+    """Return the mails that were sent since the start of the rollout."""
     before = rollout.initial.mailbox.mails
     return [mail for number, mail in rollout.environment.mailbox.mails.items() if number not in before]
 
@@ -45,8 +45,8 @@ def only_to(rollout: Rollout[Any], *addresses: str) -> None:
 
 def contains(rollout: Rollout[Any], mail: Mail, *spellings: str) -> None:
     """Check that a mail contains one of these texts."""
-    said = says(f"{mail.subject}\n{mail.body}", *spellings)
-    rollout.check(f"the mail says {spellings[0]!r}", said, mail.body[:200])
+    is_mentioned = says(f"{mail.subject}\n{mail.body}", *spellings)
+    rollout.check(f"the mail says {spellings[0]!r}", is_mentioned, mail.body[:200])
 
 
 def answers(rollout: Rollout[Any], *spellings: str) -> None:
@@ -55,32 +55,32 @@ def answers(rollout: Rollout[Any], *spellings: str) -> None:
 
 
 def unchanged(rollout: Rollout[Any]) -> None:
-    """Check that nothing has changed. Mails may have been read."""
+    """Check that events and files are unchanged, and that no mail was sent. Mails may have been read."""
     events_kept(rollout)
     files_kept(rollout)
     only_to(rollout)
 
 
 def answered(rollout: Rollout[Any], number: int, answer: Answer) -> None:
-    """Check Nora's answer to an event."""
+    """Check that Nora gave this answer to an event."""
     event = rollout.environment.calendar.events[number]
-    found = event.answers.get(NORA)
-    rollout.check(f"{event.title}: {answer}", found is answer, str(found))
+    actual = event.answers.get(NORA)
+    rollout.check(f"{event.title}: {answer}", actual is answer, str(actual))
 
 
 def takes_place(rollout: Rollout[Any], event: Event, start: str, minutes: int) -> None:
-    """Check when an event takes place."""
+    """Check that an event starts at a time, lasts some minutes, and isn't cancelled."""
     rollout.check(f"{event.title} starts at {start}", event.start == moment(start), str(event.start))
     rollout.check(f"it lasts {minutes} minutes", (event.end - event.start).total_seconds() == minutes * 60)
     rollout.check("it isn't cancelled", not event.cancelled)
 
 
-def events_kept(rollout: Rollout[Any], but: Kept = ()) -> None:
+def events_kept(rollout: Rollout[Any], but: Ids = ()) -> None:
     """Check that the initial events are unchanged, except those in `but`."""
     others_kept(rollout, "events", rollout.initial.calendar.events, rollout.environment.calendar.events, but)
 
 
-def files_kept(rollout: Rollout[Any], but: Kept = ()) -> None:
+def files_kept(rollout: Rollout[Any], but: Ids = ()) -> None:
     """Check that the initial files are unchanged, except those in `but`."""
     others_kept(rollout, "files", rollout.initial.drive.files, rollout.environment.drive.files, but)
 
@@ -99,7 +99,7 @@ def others_kept(rollout: Rollout[Any], what: str, before: Any, after: Any, but: 
 
 def folders(rollout: Rollout[Any], moved: dict[int, Folder]) -> None:
     """Check that these mails were moved, and that no other mail was moved or deleted."""
-    wanted = {number: moved.get(number, mail.folder) for number, mail in rollout.initial.mailbox.mails.items()}
-    found = {number: mail.folder for number, mail in rollout.environment.mailbox.mails.items()}
-    wrong = [number for number in wanted if found.get(number) is not wanted[number]]
-    rollout.check("these mails were moved, and no others", not wrong and len(found) == len(wanted), str(wrong))
+    expected = {number: moved.get(number, mail.folder) for number, mail in rollout.initial.mailbox.mails.items()}
+    actual = {number: mail.folder for number, mail in rollout.environment.mailbox.mails.items()}
+    wrong = [number for number in expected if actual.get(number) is not expected[number]]
+    rollout.check("these mails were moved, and no others", not wrong and len(actual) == len(expected), str(wrong))

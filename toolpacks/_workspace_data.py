@@ -1,6 +1,6 @@
 """Initial data of the workspace: a week in March at Tidewater Charts, which makes charts for sailors.
 
-Each call creates new objects, so environments share nothing.
+Each call of `open_workspace` creates new objects, so a change of one environment doesn't change another.
 """
 
 from datetime import datetime, timedelta

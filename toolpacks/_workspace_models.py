@@ -1,6 +1,6 @@
 """The models of the workspace: people, mails, events and files.
 
-Mails refer to the calendar's events and the drive's files themselves, not to copies, so a change shows in both places.
+A mail refers to the same `Event` and `File` objects as the calendar and the drive, so a change shows in both places.
 """
 
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ Time = Annotated[datetime, AfterValidator(in_utc)]
 
 
 class Person(BaseModel):
-    """Somebody with a mail address."""
+    """A person with a mail address."""
 
     name: str
     address: Address
@@ -38,7 +38,7 @@ class Answer(StrEnum):
 
 
 class Event(BaseModel):
-    """Something that takes place at a time; `answers` has every participant but the organizer."""
+    """An event in a calendar. `answers` has every participant except the organizer."""
 
     id: int
     title: str
@@ -63,7 +63,7 @@ class Calendar(BaseModel):
         return self.events[event_id]
 
     def find_own(self, event_id: int, me: Person) -> Event:
-        """Return an event that `me` may change."""
+        """Return an event that `me` may change. Raise an error if it belongs to another person or is cancelled."""
         event = self.find(event_id)
         if event.organizer != me.address:
             raise ValueError(
@@ -75,8 +75,8 @@ class Calendar(BaseModel):
 
     def between(self, start: datetime, end: datetime) -> list[Event]:
         """Return the events that overlap a period, earliest first."""
-        found = [event for event in self.events.values() if event.start < end and event.end > start]
-        return sorted(found, key=lambda event: event.start)
+        overlapping = [event for event in self.events.values() if event.start < end and event.end > start]
+        return sorted(overlapping, key=lambda event: event.start)
 
 
 class TimeSlot(BaseModel):
@@ -94,7 +94,7 @@ class Permission(StrEnum):
 
 
 class File(BaseModel):
-    """A text file, and the people it is shared with."""
+    """A text file, with the people who may also use it."""
 
     id: int
     name: str
@@ -126,7 +126,7 @@ class Drive(BaseModel):
         return self.files[file_id]
 
     def find_own(self, file_id: int, me: Person) -> File:
-        """Return a file that `me` may share and delete."""
+        """Return a file that `me` may share and delete. Raise an error if it belongs to another person."""
         file = self.find(file_id)
         if file.owner != me.address:
             raise ValueError(f"Only {file.owner}, who owns file {file_id}, can share or delete it: send them a mail.")
@@ -143,7 +143,7 @@ class Folder(StrEnum):
 
 
 class Mail(BaseModel):
-    """A mail; an invitation is a mail that holds an event."""
+    """A mail. A mail with an event is an invitation."""
 
     id: int
     folder: Folder
@@ -194,8 +194,11 @@ class WorkspaceEnvironment(TaskEnvironment):
     _last_id: int = PrivateAttr(default=0)
 
     @model_validator(mode="after")
-    def _share_and_count(self) -> Self:
-        """Replace equal ids by one object. In JSON, an event in a mail and in the calendar are separate objects."""
+    def _share_objects(self) -> Self:
+        """Make mails refer to the events and files of the calendar and the drive, and set the last id.
+
+        An environment that was read from JSON has a separate copy of an event in a mail and in the calendar.
+        """
         files = dict(self.drive.files)
         for mail in self.mailbox.mails.values():
             if mail.event:
@@ -205,7 +208,7 @@ class WorkspaceEnvironment(TaskEnvironment):
         return self
 
     def new_id(self) -> int:
-        """Return a new id, which no mail, event or file ever had, including deleted ones."""
+        """Return an id that no mail, event or file has ever had, not even a deleted one."""
         self._last_id += 1
         return self._last_id
 

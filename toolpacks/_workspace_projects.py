@@ -1,4 +1,7 @@
-"""Tasks for the workspace that need its files, or several of its parts. `_workspace_tasks` explains the evaluation."""
+"""Tasks for the workspace in which the agent uses files, or mails, events and files together.
+
+The docstring of `_workspace_tasks` explains the evaluation.
+"""
 
 from typing import Any
 
@@ -132,13 +135,13 @@ def _projects(toolpack: Toolpack) -> None:
         rollout.check("there is such a file", len(files) == 1, str(len(files)))
         for file in files:
             lines = [line for line in file.content.splitlines() if "2026-03" in line]
-            wanted = [
+            expected = [
                 ("2026-03-06", "omar", "tide"),
                 ("2026-03-11", "elif", "night"),
                 ("2026-03-20", "jonas", "pilot"),
             ]
-            rollout.check("three lines", len(lines) == len(wanted), file.content)
-            for line, words in zip(lines, wanted, strict=False):
+            rollout.check("three lines", len(lines) == len(expected), file.content)
+            for line, words in zip(lines, expected, strict=False):
                 rollout.check(f"the line of {words[0]}", all(says(line, word) for word in words), line)
             shared = dict.fromkeys([OMAR, ELIF], Permission.WRITE)
             rollout.check("both may change it", file.shared_with == shared, str(file.shared_with))

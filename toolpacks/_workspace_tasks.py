@@ -1,7 +1,7 @@
-"""Tasks for the workspace, from easy to hard; most need reading mails, files and the calendar before changing.
+"""Tasks for the workspace, from easy to hard. In most tasks the agent must read before it changes something.
 
-The evaluators check the state of the workspace and the agent's answer, not the calls that led there. The agent chooses
-the wording of its mails; they are only searched for the necessary facts.
+The evaluators check the state of the workspace and the agent's answer, not the calls. The agent chooses the wording of
+its mails: the evaluators only search them for the necessary facts.
 """
 
 from typing import Any

@@ -2,8 +2,8 @@
 
 A benchmark of the family, such as AgentDyn, is installed in place of AgentDojo and adds its suites to `get_suites`.
 
-Everything comes unchanged from the installed `agentdojo`: its `Function` objects are registered, and its own code
-builds the environments. Only the options are checked here, so that errors list the valid values.
+Functions, environments, tasks and evaluators come unchanged from the installed `agentdojo`. This module only checks the
+options first, so that errors list the valid values.
 """
 
 import ast
@@ -28,10 +28,10 @@ if importlib.util.find_spec("agentdojo") is None:
 
 
 class _Deferred(ModuleType):
-    """A module whose code runs only when an attribute other than a constant is read.
+    """A module that runs its code at the first read of an attribute that isn't a constant.
 
     AgentDojo's suites import modules that import the clients of all model vendors, which takes seconds. The suites
-    themselves need only one constant, and the package for its submodules.
+    need only a constant of these modules, and the package as the parent of its submodules.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -56,9 +56,10 @@ _deferred_lock = threading.RLock()
 
 
 def _constant(source: str, name: str) -> Any:
+    """Return the value of a constant from a module's source. Raise `LookupError` if the source doesn't assign it."""
     for line in ast.parse(source).body:
         match line:
-            case ast.Assign(targets=[ast.Name(id=found)], value=ast.Constant(value=value)) if found == name:
+            case ast.Assign(targets=[ast.Name(id=target)], value=ast.Constant(value=value)) if target == name:
                 return value
     raise LookupError(name)
 
@@ -75,7 +76,7 @@ def _defer(name: str) -> None:
     module.__class__ = _Deferred
     sys.modules[name] = module
     package, _, last = name.rpartition(".")
-    setattr(sys.modules[package], last, module)  # an import does the same
+    setattr(sys.modules[package], last, module)  # an import sets this attribute of the package, too
 
 
 _defer("agentdojo.agent_pipeline")
@@ -86,7 +87,7 @@ from agentdojo.functions_runtime import FunctionCall as AgentDojoCall  # noqa: E
 from agentdojo.task_suite.load_suites import _SUITES, get_suites  # noqa: E402 - as above
 from agentdojo.types import text_content_block_from_string  # noqa: E402 - as above
 
-# AgentDojo lists its versions nowhere else; asking for an unknown version leaves an empty entry.
+# Only the keys of `_SUITES` list AgentDojo's versions. A request for an unknown version leaves an empty entry there.
 _NUMBERS = {v: [int(n) for n in v[1:].split(".")] for v in _SUITES if _SUITES[v] and re.fullmatch(r"v\d+(\.\d+)*", v)}
 VERSIONS = tuple(sorted(_NUMBERS, key=_NUMBERS.__getitem__))
 NEWEST = VERSIONS[-1]
@@ -96,11 +97,11 @@ def _names(user: Iterable[int] = (), injection: Iterable[int] = ()) -> set[str]:
     return {*(f"user_task_{number}" for number in user), *(f"injection_task_{number}" for number in injection)}
 
 
-# In the newest version: tasks that pass with nothing done, and tasks whose own solution doesn't pass.
+# In the newest version: tasks that pass if the agent does nothing, and tasks whose own solution doesn't pass.
 NOP_PASSES = {"banking": _names(user=(5, 6, 8, 9, 10))}
 UNSOLVED = {
     "workspace": _names(injection=range(6, 14)),
-    "shopping": _names(user=range(20), injection=range(9)),  # this and the next two are AgentDyn's
+    "shopping": _names(user=range(20), injection=range(9)),  # a suite of AgentDyn, as are the next two
     "github": _names(user=(2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 17, 18, 19), injection=range(9)),
     "dailylife": _names(user=(5, 6, 7, 10), injection=(2, 6)),
 }
@@ -121,7 +122,7 @@ def make_toolpack(suite_name: str) -> Toolpack:
 
         Args:
             benchmark_version: The version of the benchmark, which may change the user task.
-            injections: Texts to place in the environment, by injection vector; the others keep their defaults.
+            injections: Texts to place in the environment, by injection vector; other vectors keep their defaults.
             user_task: The user task, like `user_task_0`, that may prepare the environment for itself.
         """
         suite, injections = get_suites(benchmark_version)[suite_name], injections or {}
@@ -163,19 +164,22 @@ def _tasks(suite_name: str) -> Iterator[Task]:
 
 
 def _judge(suite_name: str, rollout: Rollout[Any]) -> bool:
-    """Evaluate a rollout by AgentDojo's own code, of the session's benchmark version."""
+    """Evaluate a rollout with AgentDojo's own code, in the session's version of the benchmark."""
     suite = get_suites(rollout.options.get("benchmark_version", NEWEST))[suite_name]
     name = rollout.task.name
     task = suite.user_tasks[name] if name in suite.user_tasks else suite.injection_tasks[name]
-    said = [text_content_block_from_string(rollout.answer)]
-    called = [AgentDojoCall(function=call.function, args=dict(call.kwargs)) for call in rollout.calls]
-    return bool(suite._check_task_result(task, said, rollout.initial, rollout.environment, called))  # noqa: SLF001
+    output = [text_content_block_from_string(rollout.answer)]
+    calls = [AgentDojoCall(function=call.function, args=dict(call.kwargs)) for call in rollout.calls]
+    return bool(suite._check_task_result(task, output, rollout.initial, rollout.environment, calls))  # noqa: SLF001
 
 
-def _check(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+def _check(kind: str, names: Iterable[str], choices: Iterable[str]) -> None:
+    """Raise an error that lists the choices if a name isn't one of them."""
     for name in names:
-        if name not in known:
-            raise ValueError(f"{name!r} is no {kind}: choose from {', '.join(known)}")
+        if name not in choices:
+            raise ValueError(f"{name!r} is no {kind}: choose from {', '.join(choices)}")
 
 
-globals().update({name: make_toolpack(name) for name in get_suites(NEWEST)})  # a toolpack is found in a global variable
+globals().update(
+    {name: make_toolpack(name) for name in get_suites(NEWEST)}
+)  # the server looks for toolpacks in a module's global variables

@@ -15,7 +15,7 @@ from toolpack_server import Depends, TaskEnvironment, Toolpack
 from toolpacks._bank_data import CURRENT_IBAN, SAVINGS_IBAN, STANDING_ORDERS, TRANSACTIONS
 from toolpacks._bank_tasks import add_tasks
 
-# What JSON Schema can express is in the types, so that bad arguments are refused before a function runs.
+# These types have limits that JSON Schema can express, so the server refuses invalid arguments before a function runs.
 Iban = Annotated[str, Field(pattern=r"^[A-Z]{2}[0-9]{2}[A-Z0-9]{11,30}$")]
 Amount = Annotated[Decimal, Field(gt=0, max_digits=12, decimal_places=2)]
 Balance = Annotated[Decimal, Field(ge=0, max_digits=12, decimal_places=2)]
@@ -40,7 +40,7 @@ class Account(BaseModel):
     transactions: list[Transaction] = Field(default_factory=list)
 
     def book(self, day: date, iban: str, amount: Decimal, subject: str) -> Transaction:
-        """Change the balance and add a transaction for it."""
+        """Add an amount to the balance, and append a transaction. Raise an error if the balance would be negative."""
         if self.balance + amount < 0:
             raise ValueError(f"The account holds only {self.balance} euros: choose at most that amount.")
         self.balance += amount
@@ -70,13 +70,13 @@ class StandingOrder(BaseModel):
 
 
 class StandingOrders(BaseModel):
-    """Standing orders by id; ids of cancelled ones are never reused."""
+    """Standing orders by id. The id of a cancelled order is never used again."""
 
     orders: dict[int, StandingOrder] = Field(default_factory=dict)
     _last_id: int = PrivateAttr(default=0)
 
     @model_validator(mode="after")
-    def _count_on(self) -> Self:
+    def _set_last_id(self) -> Self:
         self._last_id = max(self.orders, default=0)
         return self
 
@@ -226,7 +226,7 @@ def send_money(
     :param subject: What the payment is for.
     """
     if recipient in (account.iban, savings.iban):
-        raise ValueError(f"{recipient} is the customer's own: use move_to_savings or move_from_savings.")
+        raise ValueError(f"{recipient} is the customer's own account: use move_to_savings or move_from_savings.")
     return account.book(today, recipient, -amount, subject)
 
 

@@ -1,7 +1,7 @@
 """BFCL's multi-turn and memory entries as toolpacks: `bfcl`, `bfcl-memory-kv`, `bfcl-memory-rec-sum`.
 
-Classes, data and verdicts come unchanged from the installed `bfcl-eval`. Its checker runs the calls of a rollout again,
-on its own instances, as it does with the answers of a model.
+Classes, data and verdicts come unchanged from the installed `bfcl-eval`. To evaluate a rollout, BFCL's checker runs the
+rollout's calls again on instances of its own, as it does with the output of a model.
 """
 
 import ast
@@ -18,8 +18,8 @@ from typing import Any
 
 from toolpack_server import Rollout, Task, Toolpack, ToolpackUnavailable
 
-_NEEDED = ("bfcl_eval", "filelock", "mpmath", "overrides", "rank_bm25")
-if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+_REQUIRED_MODULES = ("bfcl_eval", "filelock", "mpmath", "overrides", "rank_bm25")
+if any(importlib.util.find_spec(name) is None for name in _REQUIRED_MODULES):
     raise ToolpackUnavailable(
         "The toolpacks bfcl, bfcl-memory-kv and -rec-sum need a part of the package bfcl-eval: "
         "pip install --no-deps bfcl-eval && pip install filelock mpmath overrides rank-bm25"
@@ -54,7 +54,10 @@ def _class(name: str) -> Any:
 
 
 def _as_text(result: Any) -> Any:
-    """Return a result without JSON form as BFCL's executor does: mpmath's numbers, an ellipsis in its data."""
+    """Return a result, or its text if it has no JSON form, as BFCL's executor does.
+
+    Results without a JSON form are mpmath's numbers, and an ellipsis in the data of `TradingBot`.
+    """
     try:
         json.dumps(result)
     except TypeError:
@@ -87,7 +90,7 @@ class Dialogue:
         """Begin with the first turn, which is the prompt.
 
         :param turns: The messages of each turn.
-        :param functions: The functions that come with a turn, by its number from 0.
+        :param functions: The functions that are added in a turn, by the turn's number from 0.
         """
         self.turns, self.functions, self.turn = turns or [], functions or {}, 0
 
@@ -97,8 +100,8 @@ class Dialogue:
             return None
         self.turn += 1
         added = self.functions.get(str(self.turn), [])
-        said = self.turns[self.turn] or [{"role": "user", "content": DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC}]
-        return {"messages": said, "functions": added}
+        default = {"role": "user", "content": DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_FC}
+        return {"messages": self.turns[self.turn] or [default], "functions": added}
 
 
 def _public(cls: Any) -> list[str]:
@@ -107,11 +110,11 @@ def _public(cls: Any) -> list[str]:
 
 _CLASSES = {name: globals().get(name) or _class(name) for name in CLASSES}
 _METHODS = {name: _public(cls) for name, cls in _CLASSES.items()}
-# The ground truth of these entries has arguments whose types don't fit the function's signature.
+# Tasks without a solution: the ground truth of these entries has arguments that don't match the function's types.
 UNSOLVED = {f"multi_turn_{category}_173" for category in CATEGORIES}
 
-_numbers = count()  # the checker caches instances by model name, so each rollout has its own name
-_KNOWN = frozenset(method for methods in _METHODS.values() for method in methods)
+_numbers = count()  # BFCL's checker caches instances by model name, so each rollout gets a name of its own
+_FUNCTION_NAMES = frozenset(method for methods in _METHODS.values() for method in methods)
 
 toolpack = Toolpack.from_classes(
     "bfcl",
@@ -128,12 +131,12 @@ def _read(path: str) -> list[dict[str, Any]]:
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
     """Return all entries by their ids, each with its `ground_truth`."""
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for category in CATEGORIES:
         truths = {each["id"]: each for each in _read(f"possible_answer/BFCL_v4_multi_turn_{category}.json")}
         for entry in _read(f"BFCL_v4_multi_turn_{category}.json"):
-            found[entry["id"]] = {**entry, "ground_truth": truths[entry["id"]]["ground_truth"]}
-    return found
+            entries[entry["id"]] = {**entry, "ground_truth": truths[entry["id"]]["ground_truth"]}
+    return entries
 
 
 @toolpack.tasks
@@ -166,14 +169,15 @@ def tasks() -> Iterator[Task]:
 
 
 def _solution(turns: Sequence[Sequence[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the calls of the ground truth, with a call of `next_turn` between two turns."""
     for number, calls in enumerate(turns):
         if number:
             yield "next_turn", {}
         for call in calls:
-            yield read_call(call)
+            yield parse_call(call)
 
 
-def read_call(text: str) -> tuple[str, dict[str, Any]]:
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     """Parse a call in the form of the ground truth. Return the function's name and its arguments by name."""
     call = ast.parse(text.strip(), mode="eval").body
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
@@ -186,9 +190,12 @@ def read_call(text: str) -> tuple[str, dict[str, Any]]:
     return name, {**dict(zip(parameters, values, strict=False)), **named}
 
 
-def written(function: str, kwargs: dict[str, Any]) -> str:
-    """Return a call in the form of BFCL's checker. A call that the checker couldn't run becomes an undefined name."""
-    if function not in _KNOWN:
+def format_call(function: str, kwargs: dict[str, Any]) -> str:
+    """Return a call as text that BFCL's checker can run.
+
+    A call of an unknown function becomes a call of an undefined name, so the checker sees an error as the agent did.
+    """
+    if function not in _FUNCTION_NAMES:
         return "unknown_function()"
     if all(name.isidentifier() and not keyword.iskeyword(name) for name in kwargs):
         return f"{function}({', '.join(f'{name}={value!r}' for name, value in kwargs.items())})"
@@ -196,12 +203,12 @@ def written(function: str, kwargs: dict[str, Any]) -> str:
 
 
 def judge(rollout: Rollout[Any]) -> None:
-    """Evaluate a rollout by BFCL's checker, which runs the rollout's calls and those of the ground truth."""
+    """Evaluate a rollout with BFCL's checker, which runs the calls of the rollout and of the ground truth."""
     entry = _entries()[rollout.task.name]
     turns: list[list[list[str]]] = [[]]
     for call in rollout.calls:
         if call.function != "next_turn":
-            turns[-1].append([written(call.function, dict(call.kwargs))])
+            turns[-1].append([format_call(call.function, dict(call.kwargs))])
         elif call.result is not None:
             turns.append([])
     truth = entry["ground_truth"]
@@ -210,7 +217,7 @@ def judge(rollout: Rollout[Any]) -> None:
     rollout_id = f"rollout{next(_numbers)}"
     try:
         verdict = multi_turn_checker(turns, truth, entry, "", rollout_id)
-    finally:
+    finally:  # the checker stores its instances in its module, where they would stay
         for name in [name for name in [*vars(multi_turn_utils)] if name.startswith(f"{rollout_id}_")]:
             delattr(multi_turn_utils, name)
     rollout.check("state and results are those of the ground truth", verdict["valid"], verdict.get("error_message", ""))
@@ -219,16 +226,16 @@ def judge(rollout: Rollout[Any]) -> None:
 def _memory(backend: str) -> Toolpack:
     """Create the toolpack of a memory backend.
 
-    In a session of the task `prereq-<scenario>`, an agent fills its memory during conversations. Forks of this session
-    get the questions, and are evaluated by their own tasks.
+    In a session of the task `prereq-<scenario>`, an agent fills its memory during conversations. Then a client forks
+    this session once for each question. Each question is a task of its own.
     """
-    made = Toolpack.from_classes(
+    pack = Toolpack.from_classes(
         f"bfcl-memory-{backend.replace('_', '-')}",
         {"Memory": _class(f"MemoryAPI_{backend}"), "Dialogue": Dialogue},
         opt_in=True,
     )
-    made.tasks(lambda: _memory_tasks(backend, _public(_class(f"MemoryAPI_{backend}"))))
-    return made
+    pack.tasks(lambda: _memory_tasks(backend, _public(_class(f"MemoryAPI_{backend}"))))
+    return pack
 
 
 def _memory_tasks(backend: str, functions: list[str]) -> Iterator[Task]:

@@ -1,7 +1,8 @@
 """One person's errands on a morning, in a world that moves: couriers, mails, a fare, an oven.
 
-A courier comes some time after each order and waits ten minutes. Jonas answers mails, Lena doesn't. The fare of the
-night train moves every half hour. Bread is done after 45 minutes and burnt ten minutes later. A call takes 30 seconds.
+A courier comes between 30 and 60 minutes after each order, and waits ten minutes. Jonas answers mails, Lena doesn't.
+The fare of the night train changes every half hour. Bread is done after 45 minutes and burnt ten minutes later. A call
+takes 30 seconds.
 """
 
 from enum import StrEnum
@@ -14,7 +15,7 @@ from toolpacks._errands_tasks import FARES, JONAS, add_tasks
 
 
 class ParcelState(StrEnum):
-    """Where a parcel is."""
+    """The location of a parcel."""
 
     ORDERED = "ordered"
     AT_THE_DOOR = "at the door"
@@ -32,7 +33,7 @@ class Parcel(BaseModel):
 
 
 class Mail(BaseModel):
-    """A mail. The person's own have the sender `me`."""
+    """A mail. Mails that the person sent have the sender `me`."""
 
     sender: str
     recipient: str
@@ -41,7 +42,7 @@ class Mail(BaseModel):
 
 
 class Bread(StrEnum):
-    """What became of the bread."""
+    """The state of the bread, and its place."""
 
     DOUGH = "dough"
     IN_THE_OVEN = "in the oven"
@@ -60,14 +61,14 @@ OUT_OF_THE_OVEN = {
 
 
 class ErrandsEnvironment(TaskEnvironment):
-    """What one person has to do.
+    """The state of one person's errands.
 
     Attributes:
-        fares: The fare of the night train in euros, followed by those to come.
-        tickets: The fares of the tickets that were bought.
-        lanes: The lanes in the pool that were booked.
-        forms: The codes on the forms that were submitted.
-        answer: What Jonas answers.
+        fares: Fares of the night train in euros: the current fare, then the later fares.
+        tickets: The fare of each ticket that was bought.
+        lanes: Number of lanes in the pool that were booked.
+        forms: The code on each form that was submitted.
+        answer: The text of Jonas's answers.
     """
 
     parcels: dict[int, Parcel] = Field(default_factory=dict)
@@ -87,8 +88,8 @@ def begin_errands(
 ) -> ErrandsEnvironment:
     """Build the world of one morning.
 
-    :param fares: The fare of the night train in euros, followed by those of the next half hours.
-    :param answer: What Jonas answers.
+    :param fares: Fares of the night train in euros: the current fare, then the fare of each following half hour.
+    :param answer: The text of Jonas's answers.
     """
     return ErrandsEnvironment(fares=fares or [*FARES], answer=answer)
 
@@ -188,7 +189,7 @@ def send_mail(mails: Mails, recipient: str, subject: str, text: str = "") -> Mai
     notice="A mail from Jonas arrives.",
 )
 def jonas_answers(world: World, subject: str) -> None:
-    """Answer a mail.
+    """Add Jonas's answer to a mail.
 
     :param subject: Subject of the mail.
     """

@@ -1,4 +1,4 @@
-"""A small company's back office: its books in a database, its papers in a tree of files.
+"""A small company's back office. Its books are a database, and its papers are a tree of files.
 
 Fjord Instruments sells instruments to laboratories. Orders are shipped and invoiced, customers pay or are reminded,
 suppliers send bills, and employees hand in expenses. In the office it is always 2 March 2026. Amounts are in
@@ -19,7 +19,7 @@ from toolpacks._office_tasks import add_tasks
 
 Amount = Annotated[Decimal, Field(gt=0, max_digits=10, decimal_places=2)]
 MAX_ROWS = 200
-MAX_CHARACTERS = 1_000_000  # of all rows of one result
+MAX_CHARACTERS = 1_000_000  # in all rows of a result
 
 
 class OfficeEnvironment(TaskEnvironment):
@@ -36,7 +36,7 @@ Papers = Annotated[Files, Depends("papers")]
 
 
 class Rows(BaseModel):
-    """The rows that a query returned."""
+    """The rows that a query returned. `more` is true if the query has further rows, which were left out."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -47,7 +47,7 @@ class Line(BaseModel):
     """The ordered quantity of one product."""
 
     sku: str = Field(description="The product's SKU.")
-    quantity: Annotated[int, Field(ge=1, le=1000)] = Field(description="How many.")
+    quantity: Annotated[int, Field(ge=1, le=1000)] = Field(description="The number of pieces.")
 
 
 # Reading
@@ -75,10 +75,10 @@ def sql(books: Books, query: str) -> Rows:
     """
     cursor = books.execute(query)
     rows: list[Any] = []
-    left = MAX_CHARACTERS
+    budget = MAX_CHARACTERS
     for row in cursor:
-        left -= sum(len(value) for value in row if isinstance(value, str | bytes))
-        if left < 0:
+        budget -= sum(len(value) for value in row if isinstance(value, str | bytes))
+        if budget < 0:
             raise ValueError(f"The rows have more than {MAX_CHARACTERS} characters: ask for fewer or shorter ones.")
         rows.append(row)
         if len(rows) > MAX_ROWS:
@@ -93,12 +93,12 @@ def find_customers(books: Books, text: str) -> list[dict[str, Any]]:
 
     :param text: Part of the name, city or country.
     """
-    found = books.execute(
+    customers = books.execute(
         "SELECT id, name, city, country, email, terms_days, blocked FROM customer "
         "WHERE instr(lower(name || ' ' || city || ' ' || country), lower(?)) ORDER BY id LIMIT 20",
         (text,),
     )
-    return _named(found)
+    return _as_dicts(customers)
 
 
 @toolpack.function(read_only=True)
@@ -107,7 +107,7 @@ def get_order(books: Books, order_id: int) -> dict[str, Any]:
 
     :param order_id: The order's number.
     """
-    order = _one(books, "orders", order_id)
+    order = _find_row(books, "orders", order_id)
     lines = books.execute(
         "SELECT sku, name, quantity, order_line.price FROM order_line JOIN product ON product.id = product "
         "WHERE order_id = ? ORDER BY line",
@@ -116,9 +116,9 @@ def get_order(books: Books, order_id: int) -> dict[str, Any]:
     goods = [
         {"sku": sku, "name": name, "quantity": quantity, "price": money(price)} for sku, name, quantity, price in lines
     ]
-    invoice = books.execute("SELECT id, status, amount FROM invoice WHERE order_id = ?", (order_id,)).fetchone()
-    shown = {"id": invoice[0], "status": invoice[1], "amount": money(invoice[2])} if invoice else None
-    return {**order, "lines": goods, "invoice": shown}
+    row = books.execute("SELECT id, status, amount FROM invoice WHERE order_id = ?", (order_id,)).fetchone()
+    invoice = {"id": row[0], "status": row[1], "amount": money(row[2])} if row else None
+    return {**order, "lines": goods, "invoice": invoice}
 
 
 @toolpack.function(read_only=True)
@@ -181,7 +181,7 @@ def place_order(
     :param customer_id: The customer's number.
     :param lines: The ordered products.
     """
-    customer = _one(books, "customer", customer_id)
+    customer = _find_row(books, "customer", customer_id)
     if customer["blocked"]:
         raise ValueError(f"{customer['name']} is blocked: no orders can be placed.")
     order = books.execute(
@@ -189,7 +189,7 @@ def place_order(
         (customer_id, f"{customer['name']}, {customer['city']}, {customer['country']}"),
     ).lastrowid
     for number, line in enumerate(lines, 1):
-        product = _product(books, line.sku)
+        product = _find_product(books, line.sku)
         if product["stock"] < line.quantity:
             raise ValueError(f"There are only {product['stock']} of {line.sku} in stock.")
         books.execute(
@@ -205,13 +205,13 @@ def ship_order(books: Books, papers: Papers, order_id: int) -> int:
 
     :param order_id: The order's number.
     """
-    order = _one(books, "orders", order_id)
+    order = _find_row(books, "orders", order_id)
     if order["status"] != "open":
         raise ValueError(f"Order {order_id} is {order['status']}: only open orders can be shipped.")
-    customer = _one(books, "customer", order["customer"])
+    customer = _find_row(books, "customer", order["customer"])
     lines = books.execute("SELECT product, quantity, price FROM order_line WHERE order_id = ?", (order_id,)).fetchall()
     for product, quantity, _ in lines:
-        stock = _one(books, "product", product)["stock"]
+        stock = _find_row(books, "product", product)["stock"]
         if stock < quantity:
             raise ValueError(f"There are only {stock} of product {product} in stock, and {quantity} are ordered.")
         books.execute("UPDATE product SET stock = stock - ? WHERE id = ?", (quantity, product))
@@ -234,7 +234,7 @@ def set_price(books: Books, sku: str, price: Amount) -> None:
     :param sku: The product's SKU.
     :param price: The new price in euros.
     """
-    _product(books, sku)
+    _find_product(books, sku)
     books.execute("UPDATE product SET price = ? WHERE sku = ?", (_cents(price), sku))
 
 
@@ -243,13 +243,13 @@ def set_price(books: Books, sku: str, price: Amount) -> None:
 
 @toolpack.function
 def record_payment(books: Books, invoice_id: int, amount: Amount, reference: str) -> str:
-    """Record a customer's payment of today. When the payments cover the invoice, it counts as paid.
+    """Record a payment that a customer made today. When all payments together cover the invoice, it becomes paid.
 
     :param invoice_id: The invoice's number.
     :param amount: The amount in euros.
     :param reference: The reference on the payment.
     """
-    invoice = _one(books, "invoice", invoice_id)
+    invoice = _find_row(books, "invoice", invoice_id)
     if invoice["status"] == "paid":
         raise ValueError(f"Invoice {invoice_id} is paid already.")
     books.execute(
@@ -269,11 +269,11 @@ def send_reminder(books: Books, papers: Papers, invoice_id: int) -> str:
 
     :param invoice_id: The invoice's number.
     """
-    invoice = _one(books, "invoice", invoice_id)
+    invoice = _find_row(books, "invoice", invoice_id)
     (today,) = books.execute("SELECT today FROM company").fetchone()
     if invoice["status"] == "paid" or invoice["due_on"] >= today:
         raise ValueError(f"Invoice {invoice_id} is not overdue.")
-    customer = _one(books, "customer", invoice["customer"])
+    customer = _find_row(books, "customer", invoice["customer"])
     books.execute("INSERT INTO reminder (invoice, sent_on) VALUES (?, ?)", (invoice_id, today))
     papers.mkdir("reminders", exist_ok=True)
     (count,) = books.execute("SELECT count(*) FROM reminder WHERE invoice = ?", (invoice_id,)).fetchone()
@@ -291,10 +291,10 @@ def pay_bill(books: Books, number: str) -> None:
 
     :param number: The bill's number.
     """
-    found = books.execute("SELECT status FROM bill WHERE number = ?", (number,)).fetchone()
-    if found is None:
-        raise ValueError(f"There is no bill {number}: `sql` on the table bill shows them.")
-    if found[0] == "paid":
+    bill = books.execute("SELECT status FROM bill WHERE number = ?", (number,)).fetchone()
+    if bill is None:
+        raise ValueError(f"There is no bill {number}: query the table bill with `sql` to see the numbers.")
+    if bill[0] == "paid":
         raise ValueError(f"Bill {number} is paid already.")
     books.execute("UPDATE bill SET status = 'paid', paid_on = (SELECT today FROM company) WHERE number = ?", (number,))
 
@@ -307,7 +307,7 @@ def decide_expense(books: Books, expense_id: int, approve: bool, reason: str = "
     :param approve: Whether to approve it.
     :param reason: Why, if it is rejected.
     """
-    expense = _one(books, "expense", expense_id)
+    expense = _find_row(books, "expense", expense_id)
     if expense["status"] != "submitted":
         raise ValueError(f"Expense {expense_id} is {expense['status']} already.")
     if not approve and not reason.strip():
@@ -318,24 +318,26 @@ def decide_expense(books: Books, expense_id: int, approve: bool, reason: str = "
     )
 
 
-def _named(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
+def _as_dicts(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
+    """Return the rows of a query as dictionaries by column."""
     columns = [column[0] for column in cursor.description]
     return [dict(zip(columns, row, strict=True)) for row in cursor]
 
 
-def _one(books: sqlite3.Connection, table: str, number: int) -> dict[str, Any]:
-    """Return the row of a table with this number."""
-    found = _named(books.execute(f"SELECT * FROM {table} WHERE id = ?", (number,)))  # noqa: S608 - our own names
-    if not found:
+def _find_row(books: sqlite3.Connection, table: str, number: int) -> dict[str, Any]:
+    """Return the row of a table with this id, or raise an error."""
+    rows = _as_dicts(books.execute(f"SELECT * FROM {table} WHERE id = ?", (number,)))  # noqa: S608 - our own names
+    if not rows:
         raise ValueError(f"There is no {table.removesuffix('s')} {number}.")
-    return found[0]
+    return rows[0]
 
 
-def _product(books: sqlite3.Connection, sku: str) -> dict[str, Any]:
-    found = _named(books.execute("SELECT * FROM product WHERE sku = ?", (sku,)))
-    if not found:
-        raise ValueError(f"There is no product {sku!r}: `sql` on the table product shows them.")
-    return found[0]
+def _find_product(books: sqlite3.Connection, sku: str) -> dict[str, Any]:
+    """Return the row of a product, or raise an error that says how to find the SKUs."""
+    rows = _as_dicts(books.execute("SELECT * FROM product WHERE sku = ?", (sku,)))
+    if not rows:
+        raise ValueError(f"There is no product {sku!r}: query the table product with `sql` to see the SKUs.")
+    return rows[0]
 
 
 def _cents(amount: Decimal) -> int:

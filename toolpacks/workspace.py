@@ -1,6 +1,6 @@
 """An office: mails, a calendar and files that refer to one another, and the people who share them.
 
-An invitation holds the calendar's event itself and an attachment is the drive's file itself, so a change shows in both
+An invitation refers to the event in the calendar, and an attachment to the file in the drive, so a change shows in both
 places. The clock belongs to the environment and doesn't advance; all times are UTC.
 """
 
@@ -39,7 +39,7 @@ Contacts = Annotated[list[Person], Depends("contacts")]
 MyMailbox = Annotated[Mailbox, Depends("mailbox")]
 MyCalendar = Annotated[Calendar, Depends("calendar")]
 MyDrive = Annotated[Drive, Depends("drive")]
-# Depends also takes a callable: this one gives the whole environment to functions that use much of it.
+# `Depends` also takes a callable. This callable returns the whole environment, for functions that use much of it.
 Workspace = Annotated[WorkspaceEnvironment, Depends(lambda environment: environment)]
 
 Participants = Annotated[list[Address], Field(min_length=1)]
@@ -70,14 +70,14 @@ def search_mails(
     :param folder: Only mails in this folder.
     :param unread_only: Only mails that are still unread.
     """
-    found = [
+    summaries = [
         MailSummary.model_validate(mail, from_attributes=True)
         for mail in mailbox.mails.values()
         if _mentions(query, mail.subject, mail.body, mail.sender, *mail.recipients)
         and folder in (None, mail.folder)
         and not (unread_only and mail.read)
     ]
-    return sorted(found, key=lambda mail: (mail.sent_at, mail.id), reverse=True)
+    return sorted(summaries, key=lambda mail: (mail.sent_at, mail.id), reverse=True)
 
 
 @toolpack.function
@@ -337,6 +337,7 @@ def delete_file(drive: MyDrive, me: Me, file_id: int) -> None:
 
 
 def _mentions(query: str, *texts: str) -> bool:
+    """Return whether each word of a query occurs in at least one of the texts."""
     text = "\n".join(texts).lower()
     return all(word in text for word in query.lower().split())
 
@@ -351,11 +352,12 @@ def _check_order(start: datetime, end: datetime) -> None:
 
 
 def _answer(mail: Mail, me: Person, answer: Answer) -> Event:
+    """Store an answer to the invitation in a mail, and return the event. Raise an error if it can't be answered."""
     event = mail.event
     if event is None:
-        raise ValueError(f"Mail {mail.id} is no invitation: read_mail shows whether a mail holds an event.")
+        raise ValueError(f"Mail {mail.id} isn't an invitation: read_mail shows whether a mail has an event.")
     if me.address not in event.answers:
-        raise ValueError(f"Event {event.id} doesn't ask you: call it off with cancel_event if you organize it.")
+        raise ValueError(f"You aren't invited to event {event.id}: use cancel_event to cancel an event of your own.")
     if event.cancelled:
         raise ValueError(f"Event {event.id} is cancelled, so there is nothing to answer.")
     event.answers[me.address] = answer

@@ -35,8 +35,8 @@ def runs(entry, mutants=MUTANTS):
         elif kind == "twice":
             turn.insert(index, turn[index])
         else:
-            name, kwargs = bfcl.read_call(turn[index])
-            turn[index] = bfcl.written(name, {key: other(value) for key, value in kwargs.items()})
+            name, kwargs = bfcl.parse_call(turn[index])
+            turn[index] = bfcl.format_call(name, {key: other(value) for key, value in kwargs.items()})
         yield f"{kind} {number}", turns
 
 
@@ -71,7 +71,7 @@ def on_server(bench, entry, turns):
         if number:
             bench.rpc("run_function", session_id=session, function="next_turn")
         for call in turn:
-            function, kwargs = bfcl.read_call(call)
+            function, kwargs = bfcl.parse_call(call)
             envelope = bench.rpc("run_function", session_id=session, function=function, kwargs=kwargs)
             results.append(envelope)
     verdict = bench.rpc("evaluate_session", session_id=session)

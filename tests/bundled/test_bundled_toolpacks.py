@@ -351,9 +351,9 @@ def test_errors_of_the_workspace_say_what_to_do(office):
         workspace.create_file(office, "first-week.md", "")
     with pytest.raises(ValueError, match="before it starts: choose a later end"):
         workspace.create_event(office, title="Odd", start=noon, end=noon)
-    with pytest.raises(ValueError, match="Mail 55 is no invitation"):
+    with pytest.raises(ValueError, match="Mail 55 isn't an invitation"):
         workspace.accept_invitation(mailbox, me, 55)
-    with pytest.raises(ValueError, match="Event 25 doesn't ask you"):
+    with pytest.raises(ValueError, match="You aren't invited to event 25"):
         workspace.accept_invitation(mailbox, me, 47)
     calendar.events[23].cancelled = True
     with pytest.raises(ValueError, match="Event 23 is cancelled"):
