@@ -1,8 +1,8 @@
 """A task of Toolpack Server as an environment of GEM (https://pypi.org/project/gem-llm).
 
-A trainer creates one with `gem.make("toolpack:Task-v0", url=…, task=…)`, or several with `gem.make_vec`.
-`python examples/gem_environment.py http://127.0.0.1:8000 bank/save-300` creates two, which play two rollouts each. In
-one of them the policy follows the task's solution, in the other it does nothing.
+A trainer creates an environment with `gem.make("toolpack:Task-v0", url=…, task=…)`, or several with `gem.make_vec`.
+`python examples/gem_environment.py http://127.0.0.1:8000 bank/save-300` creates two environments. In each of them, the
+policy follows the task's solution in one rollout, and does nothing in another.
 """
 
 import json
@@ -17,10 +17,10 @@ from toolpack_server.environments import TextEnvironment
 
 
 class ToolpackEnv(gem.Env):
-    """One task. Leave out samples whose reward is NaN: their evaluation has failed."""
+    """An environment with one task. The reward is NaN if the evaluation failed: leave out such samples."""
 
     def __init__(self, url: str, task: str, seed: int | None = None, **more: Any) -> None:
-        """Ignore `seed`, which `make_vec` sets for environments with random data: rollouts of a task begin alike."""
+        """Ignore `seed`, which `make_vec` sets for environments with random data: a task always begins alike."""
         super().__init__()
         self._options = {"url": url, "task": task, **more}
         self._environment = TextEnvironment(**self._options)
@@ -45,7 +45,8 @@ class ToolpackEnv(gem.Env):
 gem.register("toolpack:Task-v0", ToolpackEnv)
 
 
-def scripted(url: str, task: str) -> list[str]:
+def scripted_texts(url: str, task: str) -> list[str]:
+    """Return the texts of a policy that follows the task's solution: its calls, then the answer."""
     with Client(url) as client:
         session = client.create_session(task=task)
         solution = client.get_solution(session["session_id"])
@@ -56,12 +57,12 @@ def scripted(url: str, task: str) -> list[str]:
 
 if __name__ == "__main__":
     url, task = sys.argv[1:]
-    solved, idle = scripted(url, task), ["Done."]
+    solution, idle = scripted_texts(url, task), ["Done."]
     options = [{"url": url, "task": task, "labels": {"run": "gem"}} for _ in range(2)]
     wrappers = get_wrapper_fns("concat_with_action,episode_tracking")
     env = gem.make_vec(["toolpack:Task-v0"] * 2, vec_kwargs=options, wrappers=wrappers, async_mode=True)
     env.reset()
-    for actions in zip(solved + idle, idle + solved, strict=True):
+    for actions in zip(solution + idle, idle + solution, strict=True):
         _, rewards, terminated, truncated, _ = env.step(actions)
         for number in range(2):
             if terminated[number] or truncated[number]:

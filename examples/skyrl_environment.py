@@ -1,8 +1,8 @@
 """A task of Toolpack Server as an environment of SkyRL-gym (https://pypi.org/project/skyrl-gym).
 
-A trainer registers `ToolpackEnv` in the same way, and names the task in each row of its data: `extras={"task": …}`.
-`python examples/skyrl_environment.py http://127.0.0.1:8000 bank/save-300` plays two rollouts. In one of them the policy
-follows the task's solution, in the other it does nothing.
+A trainer registers `ToolpackEnv` as this file does, and names the task in each row of its data: `extras={"task": …}`.
+`python examples/skyrl_environment.py http://127.0.0.1:8000 bank/save-300` plays two rollouts. In the first the policy
+follows the task's solution, and in the second it does nothing.
 """
 
 import json
@@ -17,7 +17,7 @@ from toolpack_server.environments import TextEnvironment
 
 
 class ToolpackEnv(BaseTextEnv):
-    """One task. Leave out samples whose reward is NaN: their evaluation has failed."""
+    """An environment with one task. The reward is NaN if the evaluation failed: leave out such samples."""
 
     def __init__(self, env_config: dict[str, Any], extras: dict[str, Any]) -> None:
         super().__init__()
@@ -42,7 +42,8 @@ class ToolpackEnv(BaseTextEnv):
 skyrl_gym.register(id="toolpack", entry_point=ToolpackEnv)
 
 
-def scripted(url: str, task: str) -> list[str]:
+def scripted_texts(url: str, task: str) -> list[str]:
+    """Return the texts of a policy that follows the task's solution: its calls, then the answer."""
     with Client(url) as client:
         session = client.create_session(task=task)
         solution = client.get_solution(session["session_id"])
@@ -53,7 +54,7 @@ def scripted(url: str, task: str) -> list[str]:
 
 if __name__ == "__main__":
     url, task = sys.argv[1:]
-    for texts in (scripted(url, task), ["Done."]):
+    for texts in (scripted_texts(url, task), ["Done."]):
         env = skyrl_gym.make("toolpack", env_config={"url": url, "labels": {"run": "skyrl"}}, extras={"task": task})
         env.init([])
         for text in texts:

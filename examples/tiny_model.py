@@ -1,4 +1,7 @@
-"""A tiny transformer for `train_grpo.py`, with a tokenizer and a chat template of its own."""
+"""A tiny transformer for `train_grpo.py`, with a tokenizer and a chat template of its own.
+
+It is small enough to be trained from scratch on a CPU.
+"""
 
 from typing import Any
 
@@ -6,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-TEMPLATE = (  # calls in Qwen's format, but no list of the functions: the model learns them from demonstrations
+# Calls have Qwen's format. The functions aren't listed, because the model learns them from demonstrations.
+TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}"
     "{% for call in message.tool_calls or [] %}<tool_call>"
@@ -18,7 +22,7 @@ TEMPLATE = (  # calls in Qwen's format, but no list of the functions: the model 
 
 
 def tiny_tokenizer(conversations: list[Any]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that is trained on conversations. Most of their words are one token."""
+    """Return a tokenizer that is trained on conversations. Most words of these conversations become one token."""
     special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": "<|im_start|>"}
     tokenizer = Tokenizer(models.BPE())
     words = [pre_tokenizers.Split(" ", "merged_with_next"), pre_tokenizers.ByteLevel(False, use_regex=False)]

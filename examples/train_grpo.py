@@ -3,8 +3,8 @@
 `python examples/train_grpo.py http://127.0.0.1:8000` trains a tiny transformer from scratch on a CPU. With a GPU, name
 a model: `--model Qwen/Qwen3-0.6B --rates 1e-5 2e-6`. docs/train/grpo.md has results.
 
-A scripted agent plays the tasks of the training half by their solutions. The rollouts that pass are demonstrations for
-TRL's SFTTrainer. Then GRPOTrainer trains on the same half, where `TrainingEnvironment` is the documented way.
+A scripted agent follows the solutions of the tasks in the training half. TRL's SFTTrainer first trains the model on the
+rollouts that pass, the demonstrations. Then TRL's GRPOTrainer trains it on the same half.
 """
 
 import argparse
@@ -39,9 +39,11 @@ class Stopwatch:
     _is_running = False
 
     def measure(self, function: Any) -> Any:
+        """Return the function, with its time added to `seconds`."""
+
         @wraps(function)
         def measured(*args: Any, **kwargs: Any) -> Any:
-            if self._is_running:  # a request within `values`
+            if self._is_running:  # a request of `client.values`, which is measured as a whole
                 return function(*args, **kwargs)
             began, self._is_running = perf_counter(), True
             try:
@@ -61,7 +63,11 @@ class Progress(TrainerCallback):
 
 
 def split(client: Client, toolpack: str, max_solution: int, seed: int) -> list[dict[str, dict[str, Any]]]:
-    """Return the training half and the other half of all variants: the parameters of an environment by its name."""
+    """Divide all variants of a toolpack's tasks into two halves. Leave out tasks with more than `max_solution` calls.
+
+    Returns:
+        The training half, and the half for the evaluation. A half has the parameters of each environment by its name.
+    """
     halves: list[dict[str, dict[str, Any]]] = [{}, {}]
     half = 0
     for each in client.list_tasks(toolpack=toolpack)["tasks"]:
@@ -79,17 +85,17 @@ def split(client: Client, toolpack: str, max_solution: int, seed: int) -> list[d
 
 
 def demonstrate(environment: TrainingEnvironment, client: Client) -> list[dict[str, Any]] | None:
-    """Play a task's solution, with up to three tries of each call. Return the messages of a rollout that passes."""
+    """Play a task's solution, with up to three tries of each call. Return the messages, or None if it doesn't pass."""
     messages = [{"role": "user", "content": environment.reset()}]
     solution = client.get_solution(environment.session["session_id"])
     for call in solution["calls"]:
         for _ in range(3):
-            wanted = {"type": "function", "function": {"name": call["function"], "arguments": call["kwargs"]}}
-            messages.append({"role": "assistant", "content": "", "tool_calls": [wanted]})
+            tool_call = {"type": "function", "function": {"name": call["function"], "arguments": call["kwargs"]}}
+            messages.append({"role": "assistant", "content": "", "tool_calls": [tool_call]})
             try:
                 result, failed = getattr(environment, call["function"])(**call["kwargs"]), False
             except RemoteFunctionError as error:
-                result, failed = str({"error": str(error)}), True  # as TRL shows it to the model
+                result, failed = str({"error": str(error)}), True  # TRL shows errors to the model in this form
             messages.append({"role": "tool", "name": call["function"], "content": result})
             if not failed:
                 break
@@ -101,7 +107,7 @@ def demonstrate(environment: TrainingEnvironment, client: Client) -> list[dict[s
 
 
 def finish(client: Client, agent: AgentClient, fork: Any) -> None:
-    """Finish a fork as the demonstrations do."""
+    """Play the rest of a task's solution in a fork, with up to three tries of each call, as `demonstrate` does."""
     solution = client.get_solution(fork["session_id"])
     for call in solution["rest"]:
         for _ in range(3):
@@ -111,7 +117,7 @@ def finish(client: Client, agent: AgentClient, fork: Any) -> None:
 
 
 def load(name: str, demonstrations: list[Any]) -> tuple[Any, Any]:
-    """Return a model and its tokenizer, with a chat template that has the calls of functions."""
+    """Return a model and its tokenizer. A chat template that can't show calls of functions is replaced."""
     if name == "tiny":
         tokenizer: Any = tiny_tokenizer(demonstrations)
         model: Any = tiny_model(tokenizer)
@@ -126,7 +132,7 @@ def load(name: str, demonstrations: list[Any]) -> tuple[Any, Any]:
 
 
 def rows(variants: dict[str, Any]) -> Dataset:
-    """Return the rows that name the environments. TRL appends the prompt, which `reset` returns."""
+    """Return a row for each environment. Its prompt is empty, because TRL appends the prompt that `reset` returns."""
     return Dataset.from_list([{"environment": name, "prompt": [{"role": "user", "content": ""}]} for name in variants])
 
 
@@ -136,14 +142,14 @@ class Run:
     def __init__(self, options: argparse.Namespace, client: Client, folder: str) -> None:
         self.options, self.client, self.watch = options, client, Stopwatch()
         self.train, self.held_out = split(client, options.toolpack, options.max_solution, options.seed)
-        self.labels = {"run": Path(folder).name}  # unlike those of other runs
+        self.labels = {"run": Path(folder).name}  # unique, so that this run closes only its own sessions
         self.factories = {
             name: partial(TrainingEnvironment, options.url, labels=self.labels, **parameters)
             for name, parameters in (self.train | self.held_out).items()
         }
-        self.rollouts: list[tuple[str, TrainingEnvironment]] = []  # of the last batch
-        played = [demonstrate(self.factories[name](), client) for name in self.train]
-        self.demonstrations = [messages for messages in played if messages]
+        self.rollouts: list[tuple[str, TrainingEnvironment]] = []  # rollouts of the last batch, by environment's name
+        rollouts = [demonstrate(self.factories[name](), client) for name in self.train]
+        self.demonstrations = [messages for messages in rollouts if messages]
         self.model, self.tokenizer = load(options.model, self.demonstrations)
         self.settings: dict[str, Any] = {
             "output_dir": folder,
@@ -169,12 +175,16 @@ class Run:
         SFTTrainer(model=self.model, processing_class=self.tokenizer, train_dataset=messages, args=args).train()
 
     def trainer(self, advantages: str) -> Any:
-        """Return a trainer by GRPO. TRL takes the reward from the environment."""
+        """Return a GRPO trainer. TRL takes the reward from the environment.
+
+        Args:
+            advantages: `reward`: one advantage per rollout. `calls`: an advantage for each call, from its value.
+        """
         args = GRPOConfig(
             num_generations=self.options.group,
             per_device_train_batch_size=4 * self.options.group,
             num_generations_eval=4,
-            per_device_eval_batch_size=4 * len(self.held_out),  # one batch, so that `rollouts` has all
+            per_device_eval_batch_size=4 * len(self.held_out),  # one batch, so that `rollouts` has all rollouts
             max_steps=self.options.steps,
             max_completion_length=224 if self.options.model == "tiny" else 2048,
             max_tool_calling_iterations=10,
@@ -198,12 +208,12 @@ class Run:
         return trainer
 
     def submit(self, completions: Any, environments: Any, environment: list[str], **_more: Any) -> list[None]:
-        """Submit the answers, and note the rollouts."""
+        """Submit the answers, and store the batch's rollouts for `evaluate`. TRL calls this as a reward function."""
         self.rollouts = [*zip(environment, environments, strict=True)]
         return submit_answers(completions, environments)
 
     def evaluate(self, trainer: Any) -> dict[str, float]:
-        """Play the held-out half. Return the share of rollouts that pass, of all and by variant."""
+        """Play the half for the evaluation. Return the mean reward of all rollouts, and of each kind of variant."""
         trainer.evaluate()
         passed = [(name.split()[1], each.verdict["reward"]) for name, each in self.rollouts if each.verdict]
         rewards = {each: [reward for variant, reward in passed if variant == each] for each in VARIANTS}
@@ -214,17 +224,21 @@ class Run:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("url", help="of the server")
-    parser.add_argument("--toolpack", default="bank")
-    parser.add_argument("--max-solution", type=int, default=3, help="leave out tasks with longer solutions")
-    parser.add_argument("--model", default="tiny", help="a name or folder of a model, or a GGUF file")
+    parser.add_argument("url", help="URL of the server")
+    parser.add_argument("--toolpack", default="bank", help="toolpack with the tasks")
+    parser.add_argument("--max-solution", type=int, default=3, help="leave out tasks whose solution has more calls")
+    parser.add_argument("--model", default="tiny", help="name or folder of a model, or a GGUF file")
     kinds = ["reward", "calls"]
-    parser.add_argument("--advantages", choices=kinds, nargs="+", default=["reward"], help="what GRPO learns from")
-    parser.add_argument("--epochs", type=int, default=20, help="of the demonstrations")
-    parser.add_argument("--steps", type=int, default=50, help="of GRPO")
-    parser.add_argument("--group", type=int, default=16, help="rollouts of each of four variants in a step")
-    parser.add_argument("--rates", type=float, nargs=2, default=(3e-3, 2e-4), help="learning rates: first, GRPO's")
-    parser.add_argument("--seed", type=int, default=1)
+    advantages = "train once with each: advantages of whole rollouts, or of calls"
+    parser.add_argument("--advantages", choices=kinds, nargs="+", default=["reward"], help=advantages)
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of the training on demonstrations")
+    parser.add_argument("--steps", type=int, default=50, help="steps of GRPO")
+    parser.add_argument(
+        "--group", type=int, default=16, help="rollouts of a variant in a step; a step has four variants"
+    )
+    rates = "two learning rates: for the demonstrations, and for GRPO"
+    parser.add_argument("--rates", type=float, nargs=2, default=(3e-3, 2e-4), help=rates)
+    parser.add_argument("--seed", type=int, default=1, help="seed of the division into halves, and of the training")
     parser.add_argument("--save", type=Path, help="write the figures to this file, as JSON")
     return parser.parse_args()
 
@@ -249,13 +263,13 @@ def main() -> None:
             before = run.evaluate(trainer)
             began, run.watch.seconds = perf_counter(), 0.0
             trainer.train()
-            seconds, waited = perf_counter() - began, run.watch.seconds
+            seconds, seconds_waited = perf_counter() - began, run.watch.seconds
             after = run.evaluate(trainer)
             print(f"{advantages}: {options.steps} steps, {seconds / options.steps:.1f} s each", flush=True)
-            print(f"{waited / seconds:.1%} of it in the environment", flush=True)
+            print(f"{seconds_waited / seconds:.1%} of this time in the environment", flush=True)
             rewards = [each["reward"] for each in trainer.state.log_history if "reward" in each]
             figures.append({"advantages": advantages, "before": before, "after": after, "rewards": rewards})
-            figures[-1] |= {"seconds": seconds / options.steps, "environment": waited / seconds}
+            figures[-1] |= {"seconds": seconds / options.steps, "environment": seconds_waited / seconds}
             if options.save:
                 options.save.write_text(json.dumps(figures))
         client.close_session(labels=run.labels)

@@ -1,9 +1,9 @@
 """A task of Toolpack Server as the environment of TRL's GRPOTrainer (https://huggingface.co/docs/trl).
 
-TRL needs only `TrainingEnvironment` and `submit_answers`: with your own model, `train` is the whole program.
-`python examples/trl_environment.py http://127.0.0.1:8000 bank/save-300` makes one training step with a tiny, untrained
-model. Its texts are scripted: in a group of four, two follow the task's solution and two do nothing. The update of the
-weights from their rewards is real.
+TRL needs only `TrainingEnvironment` and `submit_answers`: with your own model, the function `train` is the whole
+program. `python examples/trl_environment.py http://127.0.0.1:8000 bank/save-300` makes one training step with a tiny,
+untrained model. The model's texts are scripted: in a group of four rollouts, two follow the task's solution and two do
+nothing. The update of the weights from the rewards is real.
 """
 
 import json
@@ -35,18 +35,19 @@ def train(url: str, task: str, model: Any, tokenizer: Any, **settings: Any) -> G
 
 
 class ScriptedModel(Qwen3ForCausalLM):
-    """Writes the next text of a script. The number of tool responses in the conversation says which one is next."""
+    """Writes the next text of a script. The number of tool responses in the conversation is the index of this text."""
 
     def generate(self, input_ids: torch.Tensor, **_more: Any) -> torch.Tensor:
         texts = []
         for number, ids in enumerate(input_ids):
-            heard = self.tokenizer.decode(ids).count("<tool_response>")
-            texts.append(self.text(number, heard))
+            responses = self.tokenizer.decode(ids).count("<tool_response>")
+            texts.append(self.text(number, responses))
         texts = [text + self.tokenizer.eos_token for text in texts]
         return torch.cat([input_ids, self.tokenizer(texts, padding=True, return_tensors="pt").input_ids], dim=1)
 
-    def text(self, number: int, heard: int) -> str:
-        return self.script[heard] if heard or number % 2 == 0 else "Done."
+    def text(self, number: int, responses: int) -> str:
+        """Return the next text of a conversation. Conversations with an odd number do nothing."""
+        return self.script[responses] if responses or number % 2 == 0 else "Done."
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

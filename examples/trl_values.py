@@ -1,8 +1,8 @@
 """Values of calls (docs/train/values.md) as token advantages in TRL's GRPOTrainer.
 
 `python examples/trl_values.py http://127.0.0.1:8000 bank/cancel-climbing` makes one training step with the tiny model
-of `trl_environment.py`. Its texts are scripted: in a group of four, two follow the task's solution and two cancel the
-wrong order. The update of the weights from the advantages is real.
+of `trl_environment.py`. The model's texts are scripted: in a group of four rollouts, two follow the task's solution and
+two cancel the wrong order. The update of the weights from the advantages is real.
 """
 
 import sys
@@ -24,51 +24,53 @@ from toolpack_server.environments import TrainingEnvironment, submit_answers
 
 
 class ValueTrainer(GRPOTrainer):
-    """Gives the tokens of each of the model's texts their own advantage, not one advantage per rollout.
+    """Gives each of the model's texts an advantage of its own, not one advantage to the whole rollout.
 
-    A text with calls has the sum of their advantages. The last text, without a call, has the advantage of the answer.
+    The advantage of a text with calls is the sum of the advantages of these calls. The last text has no call, so it has
+    the advantage of the answer.
 
     Args:
         values: A function that returns the values of a rollout, such as `client.values`.
     """
 
     def __init__(self, *args: Any, values: Callable[[str], SessionValues], reward_funcs: Any, **more: Any) -> None:
-        super().__init__(*args, reward_funcs=[reward_funcs, self._estimate], **more)
+        super().__init__(*args, reward_funcs=[reward_funcs, self._compute_values], **more)
         self._values = values
-        self.worth: list[list[float]] = []
+        self.text_advantages: list[list[float]] = []
 
-    def _estimate(self, completions: Any, environments: Any, **_more: Any) -> list[None]:
-        """Estimate the values of the rollouts, once their answers are submitted. TRL calls it as a reward function."""
+    def _compute_values(self, completions: Any, environments: Any, **_more: Any) -> list[None]:
+        """Estimate the values of rollouts whose answers were submitted. TRL calls this as a reward function."""
         if self.model.training:
             values = [self._values(each.session["session_id"]) for each in environments]
-            self.worth = [advantages_of_texts(*each) for each in zip(completions, values, strict=True)]
+            self.text_advantages = [advantages_of_texts(*each) for each in zip(completions, values, strict=True)]
         return [None] * len(completions)
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
         if not self.model.training:
             return output
-        written = output["completion_mask"] * output["tool_mask"]  # 0 for tool responses
-        advantages = torch.zeros_like(written, dtype=torch.float32)
-        for row, worth in enumerate(self.worth):
-            index, left = 0, iter(worth)
-            for is_written, tokens in groupby(written[row].tolist()):
+        model_tokens = output["completion_mask"] * output["tool_mask"]  # 0 for tool responses
+        advantages = torch.zeros_like(model_tokens, dtype=torch.float32)
+        for row, text_advantages in enumerate(self.text_advantages):
+            index, remaining = 0, iter(text_advantages)
+            for by_model, tokens in groupby(model_tokens[row].tolist()):
                 length = len([*tokens])
-                if is_written:
-                    advantages[row, index : index + length] = next(left, 0.0)
+                if by_model:
+                    advantages[row, index : index + length] = next(remaining, 0.0)
                 index += length
         return {**output, "advantages": advantages}
 
 
 def advantages_of_texts(messages: list[dict[str, Any]], values: SessionValues) -> list[float]:
-    """Return the advantage of each of the model's texts. Calls that didn't reach the server have none."""
-    left, advantages = deque(values.calls), []
+    """Return the advantage of each of the model's texts. Calls that didn't reach the server add nothing to it."""
+    remaining, advantages = deque(values.calls), []
     for message in messages:
         calls = [each["function"] for each in message.get("tool_calls") or ()]
         advantage = 0.0
         for call in calls:
-            if left and (call["name"], call["arguments"]) == (left[0].record["function"], left[0].record["kwargs"]):
-                advantage += left.popleft().advantage or 0.0
+            record = remaining[0].record if remaining else None
+            if record and (call["name"], call["arguments"]) == (record["function"], record["kwargs"]):
+                advantage += remaining.popleft().advantage or 0.0
         if message is messages[-1] and not calls and values.answer:
             advantage = values.answer.advantage or 0.0
         if message["role"] == "assistant":
@@ -79,9 +81,9 @@ def advantages_of_texts(messages: list[dict[str, Any]], values: SessionValues) -
 class SpoilingModel(ScriptedModel):
     """Follows the script, but cancels the wrong order in every second conversation."""
 
-    def text(self, number: int, heard: int) -> str:
-        said = self.script[heard]
-        return said.replace('"order_id": 3', '"order_id": 2') if number % 2 else said
+    def text(self, number: int, responses: int) -> str:
+        text = self.script[responses]
+        return text.replace('"order_id": 3', '"order_id": 2') if number % 2 else text
 
 
 if __name__ == "__main__":
@@ -105,7 +107,7 @@ if __name__ == "__main__":
             args=GRPOConfig(output_dir=folder, use_cpu=True, bf16=False, **lengths, **settings),
         )
         trainer.train()
-        for environment, worth in zip(trainer.environments, trainer.worth, strict=True):
-            print("reward", environment.verdict["reward"], "advantages", *worth)
+        for environment, text_advantages in zip(trainer.environments, trainer.text_advantages, strict=True):
+            print("reward", environment.verdict["reward"], "advantages", *text_advantages)
             environment.close()
     print("learnt:", not torch.equal(before, model.lm_head.weight))

@@ -1,9 +1,9 @@
 """Tasks of Toolpack Server as an environment of verifiers 0.4 (https://github.com/PrimeIntellect-ai/verifiers).
 
 `PYTHONPATH=examples vf-eval verifiers_environment --env.taskset.toolpack bank --no-push --model MODEL` lets a model of
-Prime Inference play them. `python examples/verifiers_environment.py http://127.0.0.1:8000 bank` plays them with a
-script that follows the solutions. The program `uv` must be on the PATH. With `--env.taskset.variants '["lost"]'`, or
-`--variant lost`, the tasks are also played with these variants.
+Prime Inference play the tasks of `bank`. `python examples/verifiers_environment.py http://127.0.0.1:8000 bank` plays
+them with a script that follows the solutions. The program `uv` must be on the PATH. With
+`--env.taskset.variants '["lost"]'`, or `--variant lost`, each task is also played with these variants if it has them.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class ToolpackEnv(vf.Env[ToolpackEnvConfig]):
             url = self.taskset.config.url + session["mcp_path"]
             trace = await agents.agent.run(task, tools={"": SharedToolServer(url, local=False, external=True)})
             await client.add_message(session["session_id"], "assistant", trace.last_reply)
-            if trace.ok:  # a failure of the model doesn't count as reward 0
+            if trace.ok:  # a rollout in which the model failed gets no reward, instead of reward 0
                 verdict = await client.evaluate_session(session["session_id"], raise_on_error=False)
                 if verdict["valid"]:
                     trace.record_reward("reward", verdict["reward"])
@@ -59,7 +59,9 @@ class ToolpackEnv(vf.Env[ToolpackEnvConfig]):
                     trace.record_error(RuntimeError(verdict["failure"]["message"]))
 
 
-class Model(BaseHTTPRequestHandler):
+class ScriptedModel(BaseHTTPRequestHandler):
+    """An endpoint for chat completions that sends the next step of a script."""
+
     def do_POST(self):
         choice = {"index": 0, "delta": next(self.server.steps), "finish_reason": "stop"}
         chunk = {"id": "0", "object": "chat.completion.chunk", "created": 0, "model": "scripted", "choices": [choice]}
@@ -69,7 +71,8 @@ class Model(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
 
 
-def scripted(client, toolpack, variants):
+def scripted_deltas(client, toolpack, variants):
+    """Yield the model's messages for all tasks and variants: the calls of each task's solution, then the answer."""
     for each in client.list_tasks(toolpack=toolpack, limit=1000)["tasks"]:
         solution = client.get_solution(client.create_session(task=each["task"])["session_id"])
         for _ in [None, *(name for name in variants if name in each["variants"])]:
@@ -81,8 +84,8 @@ def scripted(client, toolpack, variants):
 
 if __name__ == "__main__":
     url, toolpack, *variants = [argument for argument in sys.argv[1:] if argument != "--variant"]
-    with HTTPServer(("127.0.0.1", 0), Model) as model, Client(url) as client, TemporaryDirectory() as folder:
-        model.steps = scripted(client, toolpack, variants)
+    with HTTPServer(("127.0.0.1", 0), ScriptedModel) as model, Client(url) as client, TemporaryDirectory() as folder:
+        model.steps = scripted_deltas(client, toolpack, variants)
         Thread(target=model.serve_forever, daemon=True).start()
         taskset = {"id": "verifiers_environment", "url": url, "toolpack": toolpack, "variants": variants}
         settings = {"model": "scripted", "client": {"base_url": f"http://127.0.0.1:{model.server_port}"}, "push": False}
