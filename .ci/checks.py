@@ -1,8 +1,8 @@
 """The checks of a change: a table of commands, and the runner that `.ci/run` starts.
 
 docs/internals/develop.md and the README list the same commands; tests/test_pages.py compares them. The runner needs
-only Python. The README's command runs unchanged in a separate copy of the project, as a reader would run it. All other
-commands run in another copy, with uv in place of pip.
+only Python. The README's command runs unchanged in a copy of the project of its own, as a reader would run it. All
+other commands share a second copy, in which uv installs packages faster than pip.
 """
 
 import json
@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CORES = os.cpu_count() or 1
 UNTRACKED = (".venv*", ".git", ".*_cache", ".hypothesis", ".toolpack-server", "__pycache__")
 MAX_RERUN = 3  # maximum number of failed tests to run again: load on the machine may have failed them
-UNAVAILABLE = 77  # exit status of .ci/python if no such Python is available
-MAX_COSTS = 20
+UNAVAILABLE = 77  # exit status of .ci/python if the wanted Python is not available
+MAX_COSTS = 20  # maximum number of slow commands to list at the end
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +31,10 @@ class Check:
     """A command and how it runs.
 
     Attributes:
-        how: `install`: alone, and before all checks after it; `beside`: in parallel with others; `suite`: in parallel,
-            but not with another suite, because each suite uses all cores; `reader`: a suite in the reader's copy.
+        command: The command line, for bash.
+        how: `install`: runs alone, before all checks that follow it in the table. `beside`: runs in parallel with
+            other checks. `suite`: like `beside`, but never with another suite, because each suite uses all cores.
+            `reader`: a suite in the copy for the README's command.
         release: True if the check runs only before a release.
     """
 
@@ -121,7 +123,7 @@ CHECKS = [
 
 
 class Run(NamedTuple):
-    """A running check. `failed_tests` are the tests to run again; empty for a first run."""
+    """A running check. `failed_tests` has the tests that are run again; it is empty in the first run."""
 
     check: Check
     failed_tests: tuple[str, ...]
@@ -142,9 +144,9 @@ class Runner:
         self.reader, self.copy = folder / "reader", folder / "copy"
         for copy in (self.reader, self.copy):
             shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*UNTRACKED))
-        self.environment = os.environ | {"CI": "true"}  # tests that may be skipped elsewhere must run
-        self.environment["REPOSITORY"] = str(ROOT)  # the repository with the history of the last release
-        # The commands call python3; this links it to the running Python.
+        self.environment = os.environ | {"CI": "true"}  # tests that are skipped on some machines must run here
+        self.environment["REPOSITORY"] = str(ROOT)  # the copies have no git history, and a test needs the last release
+        # The commands call `python3`. This program on the PATH makes it the Python that runs this file.
         program = folder / "bin" / "python3"
         program.parent.mkdir()
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -164,37 +166,38 @@ class Runner:
         finally:
             for process_id in self.running:
                 os.killpg(process_id, signal.SIGKILL)
-            print("\nThe dearest commands:")
+            print("\nThe slowest commands:")
             print(*(line for _, line in sorted(self.costs, reverse=True)[:MAX_COSTS]), *self.remarks, sep="\n")
         print(*(f"failed: {command}" for command in self.failed), sep="\n")
         return not self.failed
 
     def get_uv(self) -> None:
-        """Create the copy's environment with uv, configured with pip's package index."""
+        """Install uv in an environment of the second copy, and make it use pip's package index."""
         environment = self.copy / ".venv"
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
         pip = environment / "bin" / "pip"
         subprocess.run([pip, "install", "-q", "uv"], check=True)
         for option, variable in (("index-url", "UV_DEFAULT_INDEX"), ("find-links", "UV_FIND_LINKS")):
-            asked = [pip, "config", "get", f"global.{option}"]
-            configured = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+            command = [pip, "config", "get", f"global.{option}"]
+            configured = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
             if value := os.environ.get("PIP_" + option.replace("-", "_").upper(), configured):
                 self.environment.setdefault(variable, value)
 
     def next_check(self) -> Check | None:
-        """Return the next check that can start now, or None."""
+        """Return the first waiting check that can start now, or None."""
         running = [run.check for run in self.running.values()]
-        installing = any(check.how == "install" for check in running)
-        waits = installing or any(check.how == "install" for check in self.waiting)
+        is_installing = any(check.how == "install" for check in running)
+        must_wait = is_installing or any(check.how == "install" for check in self.waiting)
         for check in self.waiting if len(running) < CORES else ():
-            blocked = {"reader": False, "install": installing, "beside": waits, "suite": waits}[check.how]
+            blocked = {"reader": False, "install": is_installing, "beside": must_wait, "suite": must_wait}[check.how]
             if not blocked and not (check.is_suite and any(other.is_suite for other in running)):
                 return check
         return None
 
     def start(self, check: Check, failed_tests: tuple[str, ...] = ()) -> None:
+        """Start a check. If tests have failed before, run only these, one after another."""
         command = check.command
-        if check.how == "install":  # uv unpacks a wheel once for all environments; pip installs what uv can't
+        if check.how == "install":  # uv unpacks a wheel once for all environments; if uv fails, pip tries again
             with_uv = re.sub(r"^(\S+)/bin/pip install -q", r"\1/bin/uv pip install -q -p \1", command)
             command = f"{with_uv} || {command}"
         if failed_tests:
@@ -215,12 +218,12 @@ class Runner:
         self.running[process.pid] = Run(check, failed_tests, process, time.monotonic())
 
     def finish(self, process_id: int, status: int, usage: Any) -> None:
-        """Record the end of a check and print its output. If few tests failed, run these once more first."""
+        """Record the end of a check and print its output. If only few tests failed, run them once more instead."""
         check, failed_before, process, began = self.running.pop(process_id)
         process.returncode = os.waitstatus_to_exitcode(status)
-        took = time.monotonic() - began
-        cost = f"{took:.0f} s, processor {usage.ru_utime:.0f} + {usage.ru_stime:.0f} s: {check.command}"
-        self.costs.append((took, cost))
+        seconds = time.monotonic() - began
+        cost = f"{seconds:.0f} s, processor {usage.ru_utime:.0f} + {usage.ru_stime:.0f} s: {check.command}"
+        self.costs.append((seconds, cost))
         if process.returncode not in {0, UNAVAILABLE} and not failed_before:
             failed_tests = self.failed_tests(check)
             if 0 < len(failed_tests) <= MAX_RERUN:
@@ -236,6 +239,7 @@ class Runner:
             self.remarks += [f"failed once, and passed alone: {name}" for name in failed_before]
 
     def failed_tests(self, check: Check) -> tuple[str, ...]:
+        """Return the tests of a check that failed, from pytest's cache."""
         try:
             return tuple(json.loads((self.cache(check) / "v" / "cache" / "lastfailed").read_bytes()))
         except FileNotFoundError:
@@ -253,6 +257,7 @@ def main(*flags: str) -> int:
     if "--print" in flags:
         print(*(check.command for check in checks), sep="\n")
         return 0
+    # The README's command runs the suite with this version of Python already, so its own check is left out.
     own = f".ci/python {sys.version_info[0]}.{sys.version_info[1]} .venv-{sys.version_info[0]}"
     began = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
