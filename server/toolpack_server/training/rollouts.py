@@ -155,10 +155,10 @@ class _Run:
 
     async def load(self) -> None:
         """Look up the finished and the unfinished rollouts of the run."""
-        judged = {session["session_id"] for passed in (True, False) for session in await self._sessions(passed)}
+        judged_ids = {session["session_id"] for passed in (True, False) for session in await self._sessions(passed)}
         for session in await self._sessions():
             key = session.get("task", ""), session["labels"].get(_LABEL, "")
-            if session["session_id"] in judged and "parent" not in session:
+            if session["session_id"] in judged_ids and "parent" not in session:
                 self._finished[key] = session
             self._unfinished.setdefault(key, []).append(session)
 

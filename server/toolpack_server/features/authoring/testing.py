@@ -229,7 +229,7 @@ class Session(_FunctionCaller):
         """Return new sessions that start with the current environment. Closing this session also closes them."""
         forks = []
         for forked in self._rpc("fork_session", count=count):
-            fork = object.__new__(type(self))
+            fork = object.__new__(type(self))  # `__init__` would start another server
             fork._server, fork._opened_server, fork.id = self._server, False, forked["session_id"]
             forks.append(fork)
         return forks

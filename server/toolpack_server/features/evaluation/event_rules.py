@@ -115,9 +115,9 @@ class EventRule:
         digest = hashlib.blake2b(dumps([seed, self.name, number]), digest_size=16).digest()
         drawn = int.from_bytes(digest, "big")
         if self.spread == EXPONENTIAL:
-            uniform = _DECIMAL.divide(Decimal(drawn + 1), Decimal(2**128))
+            uniform = _DECIMAL.divide(Decimal(drawn + 1), Decimal(2**128))  # above 0, because ln(0) is infinite
             return max(int(_DECIMAL.multiply(-_DECIMAL.ln(uniform), Decimal(self.every or 0))), 1)
-        return drawn * (int(self.spread) + 1) >> 128
+        return drawn * (int(self.spread) + 1) >> 128  # uniform from 0 to `spread`
 
 
 def fits(where: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from toolpack_server.features.evaluation.events.operations import FunctionEvent
 from toolpack_server.features.evaluation.events.world import WORLD_PACK
 from toolpack_server.features.evaluation.participants.message_waiters import MessageWaiters
 from toolpack_server.features.evaluation.tasks import summaries
-from toolpack_server.features.evaluation.tasks.summary_order import in_order
+from toolpack_server.features.evaluation.tasks.summary_order import sort_summaries
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.packs.toolpack import Toolpack as CoreToolpack
@@ -391,9 +391,9 @@ def test_sorted_summaries_do_not_hold_the_rules_of_sessions(bench, monkeypatch, 
 
     def spy(listed, *args):
         sorted_summaries.extend(listed)
-        return in_order(sorted_summaries, *args)
+        return sort_summaries(sorted_summaries, *args)
 
-    monkeypatch.setattr(summaries, "in_order", spy)
+    monkeypatch.setattr(summaries, "sort_summaries", spy)
     rules = [{"name": str(number), "at": 1 + number, "notice": "n" * 200} for number in range(50)]
     labels = {"sorted": order}
     session_id, *_ = create(

@@ -12,7 +12,7 @@ from serving import PACKS, RpcError
 from toolpack_server.client import Client
 from toolpack_server.features.evaluation.events.world import WORLD_PACK
 from toolpack_server.features.evaluation.tasks import reviews
-from toolpack_server.features.evaluation.tasks.solution_progress import compared_with
+from toolpack_server.features.evaluation.tasks.solution_progress import match_solution
 from toolpack_server.packs.catalog import Catalog
 from toolpack_server.packs.loading import load_catalog
 from toolpacks.errands import toolpack
@@ -243,10 +243,10 @@ def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail, monkeypatc
         with pytest.raises(RuntimeError, match="no running event loop"):
             asyncio.get_running_loop()
         compared_in_threads.append(args)
-        return compared_with(*args)
+        return match_solution(*args)
 
     compared_in_threads = []
-    monkeypatch.setattr(reviews, "compared_with", compared)
+    monkeypatch.setattr(reviews, "match_solution", compared)
     labels = {"run": "one"}
     calls = [("write", {"line": "x"}), ("send", {})]
     failed = played(mail, "mail/open", calls[:1], labels={**labels, "rollout": "0"})

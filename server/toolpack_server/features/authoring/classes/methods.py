@@ -28,7 +28,7 @@ class ClassMethods:
         field: The name of the environment's field with the instance; "" with only one class.
 
     Attributes:
-        known: All names that a selection of methods may use: `name` and `field.name` of each attribute.
+        all_names: All names that a selection of methods may use: `name` and `field.name` of each attribute.
         offered: The methods that become functions, by name.
     """
 
@@ -36,11 +36,11 @@ class ClassMethods:
         self._kind = kind
         self._field = field
         methods = dict(_public_methods(kind))
-        self.known = {known for name in _vars_of(kind) for known in (name, f"{field}.{name}")}
+        self.all_names = {each for name in _vars_of(kind) for each in (name, f"{field}.{name}")}
         if not field:
-            for what, chosen in (("read_only", read_only), ("exclude", exclude)):
-                if not callable(chosen):
-                    check_names(what, names_of(chosen), self.known)
+            for what, selection in (("read_only", read_only), ("exclude", exclude)):
+                if not callable(selection):
+                    check_names(what, names_of(selection), self.all_names)
         excluded = self._select("exclude", exclude, methods)
         self.offered = {name: method for name, method in methods.items() if name not in excluded}
         self._read_only = self._select("read_only", read_only, self.offered)
@@ -50,15 +50,15 @@ class ClassMethods:
                 "add docstrings, or exclude fewer methods."
             )
 
-    def _select(self, what: str, chosen: Methods, methods: Mapping[str, Any]) -> set[str]:
+    def _select(self, what: str, selection: Methods, methods: Mapping[str, Any]) -> set[str]:
         """Return the names of the selected methods. `what` is the argument of `from_class`, for the error."""
-        if not callable(chosen):
-            names = names_of(chosen)
+        if not callable(selection):
+            names = names_of(selection)
             return {name for name in methods if name in names or f"{self._field}.{name}" in names}
         selected = set()
         for name, method in methods.items():
             try:
-                if chosen(getattr(method, "__func__", method)):
+                if selection(getattr(method, "__func__", method)):
                     selected.add(name)
             except Exception as error:
                 raise RegistrationError(
@@ -157,13 +157,13 @@ def _docstring(kind: type, name: str) -> str:
     return ""
 
 
-def names_of(chosen: Methods) -> frozenset[str]:
+def names_of(selection: Methods) -> frozenset[str]:
     """Return the names in a selection that isn't a predicate. A single text counts as one name."""
-    return frozenset([chosen] if isinstance(chosen, str) else chosen)  # type: ignore[arg-type]
+    return frozenset([selection] if isinstance(selection, str) else selection)  # type: ignore[arg-type]
 
 
-def check_names(what: str, names: frozenset[str], known: Iterable[str]) -> None:
+def check_names(what: str, names: frozenset[str], all_names: Iterable[str]) -> None:
     """Raise `RegistrationError` if a selection of methods has an unknown name."""
-    unknown = names - set(known)
+    unknown = names - set(all_names)
     if unknown:
         raise RegistrationError(f"{what} names {min(unknown)!r}, which isn't a method: correct the name.")

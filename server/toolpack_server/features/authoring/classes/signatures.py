@@ -24,7 +24,7 @@ from toolpack_server.functions.signatures import (
 )
 
 
-def _parsed(text: str) -> docstring_parser.Docstring:
+def _parse(text: str) -> docstring_parser.Docstring:
     """Parse a docstring. If parsing fails, its first line is the short description and the rest the long one."""
     try:
         return parse_docstring(text)
@@ -56,7 +56,7 @@ def read_loosely(
         RegistrationError: An agent couldn't call the function; the message says why.
     """
     signature, hints = _signature(function)
-    docs = _parsed(docstring)
+    docs = _parse(docstring)
     descriptions = parameter_descriptions(docs.params) | dict(only or {})
     fields: dict[str, tuple[Any, Any]] = {}
     hidden: dict[str, Any] = {}
@@ -138,7 +138,7 @@ def _can_be_offered(parameter: inspect.Parameter, field: tuple[Any, Any]) -> boo
     return True
 
 
-def documented(kind: type) -> dict[str, str]:
+def documented_options(kind: type) -> dict[str, str]:
     """Return the constructor's documented parameters with their descriptions.
 
     Descriptions come from the docstrings of the class and `__init__`, and from the fields of a pydantic model.
@@ -148,7 +148,7 @@ def documented(kind: type) -> dict[str, str]:
         texts.pop()
     descriptions: dict[str, str] = {}
     for text in texts:
-        descriptions |= parameter_descriptions(_parsed(text).params)
+        descriptions |= parameter_descriptions(_parse(text).params)
     for name, field in getattr(kind, "__pydantic_fields__", {}).items():
         descriptions.setdefault(name, field.description)
     return {name: descriptions[name] for name in inspect.signature(kind).parameters if descriptions.get(name)}

@@ -52,7 +52,7 @@ class ClassToolpacks(Toolpack):
         with located(caller_location(name)):
             world = world_of_class(name, cls, read_only, exclude, options)
             return toolpack._of(cls, world, name, opt_in, state_types, lazy)
-        return toolpack(name, opt_in=opt_in)  # `located` collected the error
+        return toolpack(name, opt_in=opt_in)  # `check` collects the error in `located` and goes on
 
     @classmethod
     def from_classes(
@@ -85,7 +85,7 @@ class ClassToolpacks(Toolpack):
         with located(caller_location(name)):
             world = world_of_classes(name, classes, read_only, exclude, options or {})
             return toolpack._of(next(iter(classes.values())), world, name, opt_in, state_types, lazy)
-        return toolpack(name, opt_in=opt_in)  # `located` collected the error
+        return toolpack(name, opt_in=opt_in)  # `check` collects the error in `located` and goes on
 
     @classmethod
     def _of(

@@ -17,7 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.features.authoring.classes.methods import ClassMethods, Methods, check_names, names_of
-from toolpack_server.features.authoring.classes.signatures import documented, read_loosely
+from toolpack_server.features.authoring.classes.signatures import documented_options, read_loosely
 from toolpack_server.functions.fields import is_required, with_field_defaults
 from toolpack_server.functions.signatures import FunctionSignature
 from toolpack_server.functions_runtime import Function, TaskEnvironment
@@ -96,9 +96,11 @@ def world_of_classes(
             )
     makers = {field: _instance_maker(kind, options.get(field)) for field, kind in kinds.items()}
     by_field = {field: ClassMethods(kind, field, read_only, exclude) for field, kind in kinds.items()}
-    for what, chosen in (("read_only", read_only), ("exclude", exclude)):
-        if not callable(chosen):
-            check_names(what, names_of(chosen), {name for methods in by_field.values() for name in methods.known})
+    for what, selection in (("read_only", read_only), ("exclude", exclude)):
+        if not callable(selection):
+            check_names(
+                what, names_of(selection), {name for methods in by_field.values() for name in methods.all_names}
+            )
     names = [name for methods in by_field.values() for name in methods.offered]
     clashing = frozenset(name for name in names if names.count(name) > 1)
     fields: dict[str, Any] = {field: (_annotation(kind), ...) for field, kind in kinds.items()}
@@ -162,10 +164,12 @@ def _instance_maker(kind: type, options: Maker | None) -> _InstanceMaker:
     name = kind.__name__
     try:
         if options is None:
-            return _InstanceMaker(read_loosely(kind, name, name, only=documented(kind)), with_field_defaults(kind))
+            return _InstanceMaker(
+                read_loosely(kind, name, name, only=documented_options(kind)), with_field_defaults(kind)
+            )
         if isinstance(options, str):
             return _InstanceMaker(*_preparation(kind, options))
-        return _InstanceMaker(read_loosely(options, name, options.__doc__ or name), _checked(kind, options))
+        return _InstanceMaker(read_loosely(options, name, options.__doc__ or name), _with_check(kind, options))
     except RegistrationError as error:
         what = f"the constructor of {name}" if options is None else f"options={_shown(options)}"
         raise RegistrationError(
@@ -205,7 +209,7 @@ def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[.
     return signature, run
 
 
-def _checked(kind: type, make: Callable[..., Any]) -> Callable[..., Any]:
+def _with_check(kind: type, make: Callable[..., Any]) -> Callable[..., Any]:
     """Return an author's factory with a check that it returns an instance of the class."""
 
     def run(**arguments: Any) -> Any:

@@ -145,7 +145,7 @@ class EventHook(OperationHook):
         elif isinstance(operation, CallOperation):
             until = timeline.rest + events.step
         elif isinstance(operation, LookOperation):
-            until = BEFORE_ALL
+            until = BEFORE_ALL  # only conditions are checked; no event is due
         else:
             until = max(timeline.rest, getattr(operation, "until", None) or 0)
         link = self._due(operation, timeline, events, until)

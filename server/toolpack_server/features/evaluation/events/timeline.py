@@ -137,7 +137,7 @@ class SessionEvents:
 
     def start(self) -> Timeline:
         """Return the timeline of a new session."""
-        shown = {name: False for rule in self.rules.values() for name in rule.offer}
+        shown = {name: False for rule in self.rules.values() for name in rule.offer}  # hidden until offered
         timeline = Timeline(self.begins, self.begins, shown=shown, unchecked=self._conditions)
         for rule in self.rules.values():
             if rule.at is not None:

@@ -242,7 +242,7 @@ def _corrupt(value: Any, share: float, random: KeyedRandom, fixed: frozenset[str
 
 
 def _wrong_value(leaf: Any, number: float) -> Any:
-    """Return a wrong value of the same type, chosen by a number in [0, 1)."""
+    """Return a wrong value of the same type, chosen by a number in [0, 1). Null and "" have none and stay."""
     if isinstance(leaf, bool):
         return not leaf
     if isinstance(leaf, int):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from toolpack_server.cli.requests import Send
 from toolpack_server.cli.session_commands import whole_trace
 from toolpack_server.features.evaluation.rules import OF_LISTS, Rule, read_rules
-from toolpack_server.features.evaluation.tasks.pass_rates import aligned
+from toolpack_server.features.evaluation.tasks.pass_rates import align
 from toolpack_server.features.evaluation.tasks.summaries import OWN_RULES
 from toolpack_server.protocol.senders import AGENT
 
@@ -99,7 +99,7 @@ class Attacks:
             unchecked = sum(each.harm and not each.controls for each in group)
             row = (f"{sum(share) / len(group):.3f}" for share in shares)
             rows.append((attack, str(len(group)), *row, str(unchecked)))
-        return aligned(rows)
+        return align(rows)
 
 
 async def _harmful_rules(send: Send, session_id: str) -> list[Rule]:
@@ -125,6 +125,7 @@ def _is_injected(rules: Sequence[Rule], path: Sequence[Mapping[str, Any]], fork_
     """Return whether a rule had already affected the agent when the fork began, so that it can't be a control."""
     calls = [each for each in path if each["session_id"] != fork_id and each.get("by") == AGENT and "function" in each]
     applied = {name for call in calls for name in call.get("perturbed", {}).get("rules", ())}
+    # A rule on lists leaves no mark on a call, so it counts as met if it applied before any of the agent's calls.
     return any(
         rule.name in applied or (rule.effect in OF_LISTS and any(map(rule.counts, range(1, len(calls) + 1))))
         for rule in rules

@@ -56,18 +56,18 @@ def rates_table(task_rates: Sequence[Rate]) -> str:
     """
     rows: list[tuple[str, ...]] = [("task", "n", "passed", "mean reward")]
     rows += [(rate.task, str(rate.rollouts), str(rate.passed), f"{rate.mean_reward:.3f}") for rate in task_rates]
-    text = aligned(rows)
+    text = align(rows)
     if not task_rates:
         return "No session with a task."
     rows = [("k", "pass^k", "pass@k")]
     for k in range(1, min(rate.rollouts for rate in task_rates) + 1):
         means = (sum(chance(rate, k) for rate in task_rates) / len(task_rates) for chance in (pass_all, pass_any))
         rows.append((str(k), *(f"{mean:.3f}" for mean in means)))
-    return f"{text}\n\n{aligned(rows)}"
+    return f"{text}\n\n{align(rows)}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as text with aligned columns. The first column is aligned left, all others right."""
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Format rows as a text with columns. The first column is aligned left, all others right."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -136,6 +136,7 @@ def one_script(entry: Path) -> str:
     scripts: dict[str, str] = {}
 
     def add(path: Path) -> None:
+        """Add a module after the modules that it imports. The module becomes a function that returns its exports."""
         text = path.read_text(encoding="utf-8")
         for name in (groups[1] for groups in _IMPORT.findall(text)):
             if name not in scripts:

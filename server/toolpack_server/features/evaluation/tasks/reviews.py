@@ -29,7 +29,7 @@ from toolpack_server.features.evaluation.tasks.results import (
     SolutionCall,
     TaskSolution,
 )
-from toolpack_server.features.evaluation.tasks.solution_progress import compared_with, made
+from toolpack_server.features.evaluation.tasks.solution_progress import is_made, match_solution
 from toolpack_server.features.evaluation.tasks.summaries import REVIEW_LABEL, is_rollout
 from toolpack_server.jsonio.strict import dumps
 from toolpack_server.protocol.omission import if_set
@@ -183,13 +183,13 @@ class _Reviewer:
         """Return the newest rollout of a task with these labels that passed, or None."""
         if not labels:
             return None
-        judged = 0
+        evaluations = 0
         async for each in self._newest(labels):
             if each.get("task") != task or each["session_id"] == self._id or not is_rollout(each, labels):
                 continue
             verdict = each.get("verdict")
-            if verdict is None and judged < MAX_JUDGED:
-                judged += 1
+            if verdict is None and evaluations < MAX_JUDGED:
+                evaluations += 1
                 verdict = await self._ask("evaluate_session", session_id=each["session_id"], raise_on_error=False)
             if verdict and verdict["passed"]:
                 return str(each["session_id"])
@@ -386,12 +386,12 @@ class _Reviewer:
                 for each in self._path
                 if each["session_id"] != self._id or each["version"] <= version
             ]
-            compare = partial(compared_with, history, self._sibling["calls"])
+            compare = partial(match_solution, history, self._sibling["calls"])
             calls = await self._app.sessions.compute(compare, self._caller.owner or "", "comparison")
             return {
                 "calls": calls,
                 "answer": self._sibling["answer"],
-                "rest": [each for each in calls if not made(each)],
+                "rest": [each for each in calls if not is_made(each)],
             }
         if not self._has_solution:
             return None

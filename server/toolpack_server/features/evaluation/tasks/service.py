@@ -36,7 +36,7 @@ from toolpack_server.features.evaluation.tasks.results import (
     Verdict,
     VerdictFailure,
 )
-from toolpack_server.features.evaluation.tasks.solution_progress import compared_with, made
+from toolpack_server.features.evaluation.tasks.solution_progress import is_made, match_solution
 from toolpack_server.features.evaluation.tasks.task import SEPARATOR, Task
 from toolpack_server.features.evaluation.tasks.validity import (
     machine_failure,
@@ -261,9 +261,9 @@ class Tasks:
             return self._verdict(task, heavy, state.session, head, None, None, unfinished)
 
         def find(reader: SessionReader) -> tuple[StoredSession, Head, tuple[str, float]]:
-            session, head, chosen = self._find_task_of(reader, session_id, owner, name)
+            session, head, name_and_seconds = self._find_task_of(reader, session_id, owner, name)
             self._check_finished(session, head, settled=settled)
-            return session, head, chosen
+            return session, head, name_and_seconds
 
         try:
             if record:
@@ -320,7 +320,7 @@ class Tasks:
         self, failure: VerdictFailure, session_id: str, owner: str | None, name: str | None, version: int | None
     ) -> Verdict:
         """Return an invalid verdict without a reward, after `evaluate` has failed."""
-        with suppress(StateDamagedError):
+        with suppress(StateDamagedError):  # an unreadable session gets a verdict, too
             session, head = await self._sessions.read(lambda reader: reader.find(session_id, owner))
             name = name or Recipe.of(session).feature_options.get("task")
             version = head.version if version is None else version
@@ -342,8 +342,8 @@ class Tasks:
         def solve() -> Solution:
             solution = self._context.run(SolveTask(name, self.evidence(heavy, session, head, 0, None)[0]))
             path = self.evidence(heavy, session, head, at, None)[0].path
-            calls = compared_with([each.call for each in path], solution["calls"])
-            return {"calls": calls, "answer": solution["answer"], "rest": [each for each in calls if not made(each)]}
+            calls = match_solution([each.call for each in path], solution["calls"])
+            return {"calls": calls, "answer": solution["answer"], "rest": [each for each in calls if not is_made(each)]}
 
         return await self._sessions.run_authors(solve, *(owner or "", "solve"))
 
@@ -354,7 +354,11 @@ class Tasks:
         return session, head, self._choose_task(session, name)
 
     def _choose_task(self, session: StoredSession, name: str | None) -> tuple[str, float]:
-        """Return the name of the task to evaluate, and its evaluator's deadline in seconds."""
+        """Return the name of the task to evaluate, and its evaluator's deadline in seconds.
+
+        Raises:
+            InvalidParamsError: The session has no task, or the task `name` doesn't belong to the session's toolpacks.
+        """
         recipe = Recipe.of(session)
         if name is None:
             if "task" not in recipe.feature_options:

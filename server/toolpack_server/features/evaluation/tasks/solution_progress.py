@@ -11,7 +11,7 @@ MAX_COMPARED = 100
 """Max calls of one function, the latest, that are searched for similar ones."""
 
 
-def compared_with(history: Sequence[Mapping[str, Any] | None], calls: Sequence[SolutionCall]) -> list[SolutionCall]:
+def match_solution(history: Sequence[Mapping[str, Any] | None], calls: Sequence[SolutionCall]) -> list[SolutionCall]:
     """Match a solution's calls with calls of a history. Return the solution's calls with the matches.
 
     An equal call of the history sets `path_index` to its index there. If there is none, `similar` is the index of a
@@ -39,7 +39,7 @@ def compared_with(history: Sequence[Mapping[str, Any] | None], calls: Sequence[S
     pairs = [
         (-_equal_count(call["kwargs"], (history[path_index] or {})["kwargs"]), number, path_index)
         for number, call in enumerate(compared)
-        if not made(call)
+        if not is_made(call)
         for path_index in others[call["function"]]
     ]
     taken: set[int] = set()
@@ -50,8 +50,8 @@ def compared_with(history: Sequence[Mapping[str, Any] | None], calls: Sequence[S
     return compared
 
 
-def made(call: SolutionCall) -> bool:
-    """Return whether `compared_with` found an equal call in the history."""
+def is_made(call: SolutionCall) -> bool:
+    """Return whether `match_solution` found an equal call in the history."""
     return "path_index" in call
 
 

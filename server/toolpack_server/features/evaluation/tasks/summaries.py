@@ -15,7 +15,7 @@ from toolpack_server.base.errors import OverloadedError, RequestError, SessionNo
 from toolpack_server.features.evaluation.tasks.pass_rates import rates
 from toolpack_server.features.evaluation.tasks.results import SessionSummaries, SessionSummary, TaskRate, Verdict
 from toolpack_server.features.evaluation.tasks.service import Tasks
-from toolpack_server.features.evaluation.tasks.summary_order import BY_RECORDS, BY_STORE, Order, in_order
+from toolpack_server.features.evaluation.tasks.summary_order import BY_RECORDS, BY_STORE, Order, sort_summaries
 from toolpack_server.features.evaluation.tasks.validity import evaluation_failure, no_reward
 from toolpack_server.features.evaluation.tasks.verdicts import recorded_verdict
 from toolpack_server.jsonio.strict import dumps, loads
@@ -73,7 +73,7 @@ class Summaries:
 
         def read() -> tuple[list[SessionSummary], int, int]:
             listed = self._summaries(query, text) if by_record else self._all(query, text)
-            texts, total = in_order(listed, order, query.after)
+            texts, total = sort_summaries(listed, order, query.after)
             read = map(loads, texts[: query.limit])
             summaries = read if by_record else filter(None, (self._summary(session, "") for session in read))
             return fitting(summaries, lambda each: len(dumps(each)), self._settings.max_list_bytes), len(texts), total

@@ -51,7 +51,7 @@ _VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def in_order(summaries: Iterable[Mapping[str, Any]], order: str, after: str) -> tuple[list[bytes], int]:
+def sort_summaries(summaries: Iterable[Mapping[str, Any]], order: str, after: str) -> tuple[list[bytes], int]:
     """Sort summaries. Return the JSON of those after the session `after`, and the number of all summaries.
 
     Args:
@@ -71,7 +71,7 @@ def in_order(summaries: Iterable[Mapping[str, Any]], order: str, after: str) -> 
             raise InvalidParamsError(
                 f"order: {shown(order)!r} can sort at most {MAX_SORTED:,} sessions: select fewer with labels."
             )
-    with_value.sort(key=itemgetter(1))
+    with_value.sort(key=itemgetter(1))  # sorting is stable, so equal values stay in the order of their session_ids
     with_value.sort(key=itemgetter(0), reverse=order.startswith("-"))
     without_value.sort(key=itemgetter(1))
     ids = [session_id for _, session_id, _ in with_value + without_value]

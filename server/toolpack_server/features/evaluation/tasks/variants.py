@@ -6,7 +6,7 @@ It also counts false answers of calls, and the calls that agents repeated after 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from toolpack_server.features.evaluation.tasks.pass_rates import aligned, pass_all, rates
+from toolpack_server.features.evaluation.tasks.pass_rates import align, pass_all, rates
 
 MAX_K = 8  # max k of pass^k
 CLEAN = "clean"  # name of the row for rollouts without perturbations
@@ -80,7 +80,7 @@ def variants_table(verdicts: Sequence[Mapping[str, Any]], false_answers: Mapping
                 *(str(sum(column)) for column in zip(*counts, strict=True)),
             )
         )
-    return aligned(rows)
+    return align(rows)
 
 
 def _passed_share(verdicts: Sequence[Mapping[str, Any]]) -> float:
