@@ -1,5 +1,6 @@
 // Findings of an audit: the user drops a report onto a toolpack's page, and can repeat its attempts.
-// The report stays in this tab. An attempt runs at the addresses of agents, as in the audit.
+// The report stays in this tab. Each attempt is repeated in a new session. As in the audit, each call is made at the
+// address of its caller: the agent, a participant or a client.
 import { agentsAddress, button, count, fill, go, h, link } from "./dom.js";
 import { change, parse } from "./rpc.js";
 

@@ -1,6 +1,7 @@
 // Difference of two JSON values, for a tree that shows both.
-// It is null if they are equal. Otherwise its kind is "added", "removed" or "changed", with `old` and `now`; or it is
-// "inside", and `entries` has all members in display order, each with its own change.
+// The difference of equal values is null. Another difference has a `kind`. With the kind "added", "removed" or
+// "changed", it has the values `old` and `now`. With the kind "inside", its `entries` are all members in display order,
+// each with its own change.
 
 /** A number with its exact digits: 1.0 differs from 1, and 1e2 from 100. */
 export class Exact extends Number {
@@ -36,7 +37,8 @@ function ofObjects(old, now) {
   ];
 }
 
-/** Compare two lists. Members of both lists are matched in order, and the members between them are compared. */
+/** Compare two lists. Equal members are matched in order. Between two matches, members that may be the same are
+ *  paired. */
 function ofLists(old, now) {
   const written = (member) => (typeof member === "bigint" || member instanceof Exact ? `${member}n` : member);
   const text = (value) => JSON.stringify(value, (_key, member) => written(member));
@@ -55,6 +57,7 @@ function ofLists(old, now) {
   return entries;
 }
 
+/** Return whether two members may be states of the same thing: they have the same id, or no id to tell. */
 function mayBeSame(a, b) {
   if (!sameKind(a, b) || Array.isArray(a)) return !isContainer(a) && !isContainer(b);
   const id = ["id", "id_", "uuid", "name"].find((name) => Object.hasOwn(a, name) && Object.hasOwn(b, name));
@@ -64,7 +67,7 @@ function mayBeSame(a, b) {
 /** Return the longest common subsequence of two lists of texts, as pairs of indices. */
 export function common(a, b) {
   const places = Map.groupBy(a.keys(), (i) => a[i]);
-  const chains = []; // the last pair of the best chain of each length
+  const chains = []; // for each length, the last pair of the best chain so far
   b.forEach((text, j) => {
     const i = places.get(text)?.shift();
     if (i === undefined) return;
@@ -82,7 +85,7 @@ export const join = (pointer, key) => `${pointer}/${String(key).replaceAll("~", 
 /** Return a pointer for display, with the original names. */
 export const readable = (pointer) => pointer.replaceAll("~1", "/").replaceAll("~0", "~");
 
-/** Return the single changes inside a change, each with its pointer. */
+/** Return the changes of single values inside a change, each with its pointer. */
 export function changesOf(change, pointer = "") {
   if (change?.kind !== "inside") return change ? [{ pointer, ...change }] : [];
   return change.entries.flatMap((entry) => (entry.change ? changesOf(entry.change, join(pointer, entry.key)) : []));

@@ -1,18 +1,21 @@
 // Helpers to create elements, and widgets that several views use.
-// All content goes through `h`, which inserts it as text. So data of a session never becomes markup. Invisible
-// characters, and characters that change the direction of a text, are shown as escapes such as \u202e.
+// All content goes through `h`, which inserts content as text, so data of a session never becomes markup. `visible`
+// shows invisible characters, and characters that change the direction of a text, as escapes such as \u202e.
 // biome-ignore lint/suspicious/noControlCharactersInRegex: the expression searches for them
 const UNSEEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 const UNSEEN_ONE = new RegExp(UNSEEN.source);
-const escaped = (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`;
-// An escape that is in the text itself gets one more backslash. JSON already writes codes below \u0020 as escapes.
-const CODE = /\\+u((?!00[01])[0-9a-f]{4})/g;
-const marked = (found, code) =>
-  UNSEEN_ONE.test(String.fromCharCode(Number.parseInt(code, 16))) ? `\\${found}` : found;
-export const visible = (text) => String(text).replace(CODE, marked).replace(UNSEEN, escaped);
+const escapeOf = (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`;
+// A text may itself contain the letters of an escape. They get one more backslash, so that the user can tell them from
+// an escape that `visible` wrote. Codes below \u0020 get none, because JSON writes these characters as escapes.
+const WRITTEN_ESCAPE = /\\+u((?!00[01])[0-9a-f]{4})/g;
+const withBackslash = (written, code) =>
+  UNSEEN_ONE.test(String.fromCharCode(Number.parseInt(code, 16))) ? `\\${written}` : written;
+/** Return a text in which each invisible character is an escape. */
+export const visible = (text) => String(text).replace(WRITTEN_ESCAPE, withBackslash).replace(UNSEEN, escapeOf);
 const isGiven = (value) => ![undefined, null, false].includes(value);
 
-/** Create an element: `h("p.hint", {title}, ...children)`. Attributes are optional; `on…` attributes are listeners. */
+/** Create an element: `h("p.hint", {title}, ...children)`. The attributes may be omitted. An attribute such as
+ *  `onclick` is a listener. An attribute or a child that is undefined, null or false is left out. */
 export function h(names, ...children) {
   const [tag, ...classes] = names.split(".");
   const element = document.createElement(tag);
@@ -27,8 +30,8 @@ export function h(names, ...children) {
 
 /** Replace an element's children. */
 export function fill(element, ...children) {
-  const given = children.flat(Infinity).filter(isGiven);
-  element.replaceChildren(...given.map((child) => (child instanceof Node ? child : visible(child))));
+  const content = children.flat(Infinity).filter(isGiven);
+  element.replaceChildren(...content.map((child) => (child instanceof Node ? child : visible(child))));
   return element;
 }
 
@@ -47,18 +50,18 @@ export const short = (id) => id.slice(0, 8);
 export const count = (n, one) => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
 export const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-/** Return the address of a view: the parts of its path, then a query without empty values. */
+/** Return the address of a view from the parts of the view's path and its query. Empty values are omitted. */
 export function address(parts, query = {}) {
-  const given = Object.entries(query).filter(([, value]) => isGiven(value) && value !== "");
-  const search = new URLSearchParams(given).toString();
+  const values = Object.entries(query).filter(([, value]) => isGiven(value) && value !== "");
+  const search = new URLSearchParams(values).toString();
   return `#/${parts.map(encodeURIComponent).join("/")}${search && `?${search}`}`;
 }
 
-/** Store the scroll position of the page, for when the user returns to it. */
+/** Store the scroll position of the page in the browser's history, so that the router can restore the position. */
 export const keepPlace = () => history.replaceState({ scrolled: scrollY }, "");
 
 let arrival = null; // text to show at the next address
-/** Go to a view, and show a text there. */
+/** Go to a view, and show a text in its status bar. */
 export function go(parts, query, text = null) {
   const to = address(parts, query),
     isHere = to === location.hash;
@@ -69,7 +72,7 @@ export function go(parts, query, text = null) {
   return undefined;
 }
 
-/** Replace the text in the status bar when the address has changed. */
+/** Replace the text in the status bar by the text for the new address. */
 export function arrive() {
   fill(document.getElementById("status"));
   if (arrival) say(arrival);
@@ -84,17 +87,18 @@ export const labelsOf = (labels) =>
 export function time(text) {
   /** @type {Intl.DateTimeFormatOptions} */
   const clock = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
-  const shown = new Date(text).toLocaleString("en-GB", { day: "numeric", month: "short", ...clock });
-  return h("time", { datetime: text, title: text }, shown);
+  const localTime = new Date(text).toLocaleString("en-GB", { day: "numeric", month: "short", ...clock });
+  return h("time", { datetime: text, title: text }, localTime);
 }
 
-/** Show that a view is as of now, and isn't updated by itself. */
+/** Create a hint with the current time: the view shows the data of that time, and isn't updated automatically. */
 export const notLive = () => h("span.hint", "As of ", time(new Date().toISOString()), ", not live.");
 
-/** Let screen readers read a text that the page shows elsewhere. */
+/** Make screen readers read a text. The text must also be visible elsewhere on the page. */
 export const announce = (text) => fill(document.getElementById("announced"), text);
 
-/** Show a text at the bottom of the page; screen readers read it. An error stays until it is dismissed or resolved. */
+/** Show a text in the status bar, which screen readers read aloud. An error stays until the user dismisses it. An error
+ *  with `isAway`, a server that doesn't answer, also goes when the server answers again. */
 export function say(text, isError = false, isAway = false) {
   const note = h("div.note", { role: isError && "alert", "data-away": isAway }, text);
   note.classList.toggle("bad", isError);
@@ -103,18 +107,19 @@ export function say(text, isError = false, isAway = false) {
   fill(document.getElementById("status"), note);
 }
 
-/** Create a button. It is disabled while its action runs, and shows the error if the action fails. */
+/** Create a button. The button is disabled while its action runs. If the action fails, the status bar shows the
+ *  error. */
 export function button(label, action, kind) {
-  const made = h("button", { type: "button", class: kind }, label);
-  made.addEventListener("click", async () => {
-    if (made.ariaDisabled) return;
-    made.ariaDisabled = "true";
-    await Promise.resolve(made)
+  const element = h("button", { type: "button", class: kind }, label);
+  element.addEventListener("click", async () => {
+    if (element.ariaDisabled) return;
+    element.ariaDisabled = "true";
+    await Promise.resolve(element)
       .then(action)
       .catch((error) => error.name === "AbortError" || say(error.message, true, error.isAway));
-    made.ariaDisabled = null;
+    element.ariaDisabled = null;
   });
-  return made;
+  return element;
 }
 
 /** Create a button that opens a dialog with a question. Only the button `answer` starts the action; Escape cancels. */
@@ -142,26 +147,26 @@ export const downloadButton = (label, name, content) =>
 function download(name, content) {
   const url = URL.createObjectURL(new Blob([content]));
   h("a", { href: url, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 60_000); // milliseconds; the browser may ask the user for a folder
+  setTimeout(() => URL.revokeObjectURL(url), 60_000); // milliseconds: the browser may first ask the user for a folder
 }
 
-const REACHED = "a, button, input",
-  STOP = "[data-stop]"; // the element that the tab key reaches
-/** Make this element the one of a list that the tab key reaches. */
-export function stopAt(list, wanted) {
-  for (const each of list.querySelectorAll(REACHED)) {
-    each.tabIndex = each === wanted ? 0 : -1;
-    each.toggleAttribute("data-stop", each === wanted);
+const FOCUSABLE = "a, button, input",
+  STOP = "[data-stop]"; // the only element of a list that the tab key reaches
+/** Make an element the only element of a list that the tab key reaches. */
+export function stopAt(list, stop) {
+  for (const each of list.querySelectorAll(FOCUSABLE)) {
+    each.tabIndex = each === stop ? 0 : -1;
+    each.toggleAttribute("data-stop", each === stop);
   }
 }
 
-/** Make a list or a table one stop of the tab key. In it, the arrow keys move between rows and within a row.
- *  `follow` is called with the element that an arrow key has reached.
+/** Make a list or a table a single stop of the tab key. Within the list, the arrow keys move between and within rows.
+ *  `follow` is called with the element that an arrow key has reached, or undefined at the end, and with the key.
  * @param {HTMLElement} list @param {string} rows @param {(to: HTMLElement | undefined, key: string) => void} follow */
 export function oneTabStop(list, rows, follow = () => {}) {
-  const stops = (row) => [...row.querySelectorAll(REACHED)];
+  const stops = (row) => [...row.querySelectorAll(FOCUSABLE)];
   const of = ({ target }) => /** @type {HTMLElement} */ (target);
-  list.addEventListener("focusin", (event) => of(event).matches(REACHED) && stopAt(list, of(event)));
+  list.addEventListener("focusin", (event) => of(event).matches(FOCUSABLE) && stopAt(list, of(event)));
   list.addEventListener("keydown", (event) => {
     const all = [...list.querySelectorAll(rows)],
       row = of(event).closest(rows),
@@ -184,62 +189,62 @@ export function oneTabStop(list, rows, follow = () => {}) {
     to?.focus();
     follow(to, event.key);
   });
-  const settle = () => {
-    const shown = [...list.querySelectorAll(REACHED)];
-    stopAt(list, shown.find((each) => each.matches(STOP)) ?? shown[0]);
+  const keepOneStop = () => {
+    const elements = [...list.querySelectorAll(FOCUSABLE)];
+    stopAt(list, elements.find((each) => each.matches(STOP)) ?? elements[0]);
   };
-  new MutationObserver(settle).observe(list, { childList: true, subtree: true });
-  settle();
+  new MutationObserver(keepOneStop).observe(list, { childList: true, subtree: true });
+  keepOneStop();
   return list;
 }
 
-/** Create a search field. Enter searches forwards, shift and Enter backwards. `look` gets the text, 1 or -1, and a
- *  signal that aborts when the user starts another search. It returns the text to show.
+/** Create a search field. Enter searches forwards, and shift and Enter search backwards. `look` gets the text, the
+ *  direction 1 or -1, and a signal that aborts when the user starts another search. `look` returns the text to show.
  * @param {string} hint @param {(text: string, by: number, signal: AbortSignal) => string | Promise<string>} look */
 export function searchField(hint, look) {
-  const said = h("span.hint", { "aria-live": "polite" });
+  const result = h("span.hint", { "aria-live": "polite" });
   let looking = new AbortController();
   const step = async (by) => {
     looking.abort();
     looking = new AbortController();
     const { signal } = looking;
-    fill(said, "Looking…");
+    fill(result, "Looking…");
     const answer = await (async () => input.value && look(input.value, by, signal))().catch(({ message }) => message);
-    if (!signal.aborted) fill(said, answer);
+    if (!signal.aborted) fill(result, answer);
   };
   const onkeydown = ({ key, shiftKey }) => key === "Enter" && step(shiftKey ? -1 : 1);
   const input = h("input", { type: "search", placeholder: hint, "aria-label": hint, onkeydown });
   const turn = (label, by) => h("button.quiet", { type: "button", onclick: () => step(by) }, label);
-  return h("div.search", input, turn("Previous", -1), turn("Next", 1), said);
+  return h("div.search", input, turn("Previous", -1), turn("Next", 1), result);
 }
 
 export const copyButton = (label, text) => button(label, async () => copy(await text()), "quiet");
 async function copy(text) {
-  if (!navigator.clipboard) return prompt("Copy this text. A page without HTTPS can't do it for you:", text);
+  if (!navigator.clipboard) return prompt("Copy this text yourself, because a page without HTTPS can't copy it:", text);
   await navigator.clipboard.writeText(text);
   return say("Copied.");
 }
 
-const LOOK_AGAIN = 2000, // milliseconds before the first retry; the delay doubles each time
-  LONGEST = 15_000;
-const latest = new WeakMap(); // the newest `work` for each place; results of older ones are dropped
+const FIRST_DELAY = 2000, // milliseconds before the first retry; the delay doubles each time, up to the longest
+  LONGEST_DELAY = 15_000;
+const latest = new WeakMap(); // the newest `work` for each place: results of older work are dropped
 
-/** Show the result of `work`, "Loading…" meanwhile, and an error with a button to try again if it fails.
- *  If the server is unavailable, try again automatically, with growing delays. */
-export async function load(place, work, wait = LOOK_AGAIN) {
+/** Show the result of `work` in a place, and "Loading…" until then. If `work` fails, show the error and a button to try
+ *  again. If the server is unavailable, also try again automatically, with growing delays. */
+export async function load(place, work, wait = FIRST_DELAY) {
   const isLate = () => latest.get(place) !== work;
   latest.set(place, work);
   place.setAttribute("aria-busy", "true");
   const slow = setTimeout(() => place.childElementCount || fill(place, h("p.hint", "Loading…")), 200);
   try {
-    const shown = await work();
+    const content = await work();
     if (isLate()) return;
-    if (shown !== undefined) refill(place, shown);
+    if (content !== undefined) refill(place, content);
   } catch (error) {
     if (error.name === "AbortError" || isLate()) return;
     if (error.name !== "Failure") console.error(error); // a bug of the console
     const again = button("Try again", () => load(place, work));
-    // A whole view gets a heading, and a way out. A part of one has both already.
+    // A failed view gets a heading and a link to the sessions. If only a part failed, the rest of the view has them.
     const isView = !document.querySelector("main h1");
     const out = h("p.actions", h("a", { href: "#/sessions" }, "Go to the sessions"));
     const problem = h(
@@ -251,7 +256,7 @@ export async function load(place, work, wait = LOOK_AGAIN) {
       isView && out,
     );
     fill(place, problem);
-    const longer = Math.min(wait * 2, LONGEST);
+    const longer = Math.min(wait * 2, LONGEST_DELAY);
     if (error.isAway) pause(wait).then(() => problem.isConnected && load(place, work, longer));
   } finally {
     clearTimeout(slow);

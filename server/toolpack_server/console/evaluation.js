@@ -25,7 +25,7 @@ export const outcome = ({ passed, reward, valid }) => [
   reward !== null && ` reward ${Number(reward)}`,
 ];
 
-/** Show the current verdict on the session in one line. */
+/** Show the verdict on the session's current version in one line. */
 export async function verdictOf({ id, verdict, signal }) {
   try {
     const said = await call("evaluate_session", { session_id: id, raise_on_error: false }, signal);
@@ -43,7 +43,7 @@ export async function verdictOf({ id, verdict, signal }) {
   }
 }
 
-/** Create an element that shows the verdict on a session at a version, as soon as it is known. */
+/** Create an element that shows the verdict on a session at a version as soon as the server has evaluated it. */
 export function verdictAt(params, signal) {
   const place = h("span.tags");
   call("evaluate_session", { ...params, raise_on_error: false }, signal).then(

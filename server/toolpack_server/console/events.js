@@ -1,11 +1,13 @@
-// Sessions whose worlds move by themselves: the time in the world, what is coming, and forks without an event.
+// Events of a session's world, such as a delivery at a certain time in the world: the events that are still to come,
+// and forks in which an event doesn't happen.
 import { button, go, h } from "./dom.js";
 import { call, change } from "./rpc.js";
 
-/** Show a time in the world. It belongs to no place, so it isn't converted to the user's time zone. */
+/** Create the element of a time in the world. This time isn't converted to the user's time zone, because the world has
+ *  none. */
 export const worldTime = (at) => h("time", { datetime: at }, at.replace("T", " ").replace("Z", ""));
 
-/** Create a button that forks the session at a point, a version or before a record, where an event doesn't happen. */
+/** Create a button that forks the session without an event. `point` is the version or the record to fork at. */
 export const forkWithout = (event, { id }, point) =>
   button(`Fork without ${event}`, async () => {
     const params = { ...point, without_events: [event], labels: { console: `without ${event}` } };
@@ -13,7 +15,7 @@ export const forkWithout = (event, { id }, point) =>
     go(["sessions", fork.session_id], {}, `This is the new fork, without the event ${event}.`);
   });
 
-/** Create the list of the events that come after a version; null if the world is at rest. */
+/** Create the list of the events that come after a version. Return null if the session has no events. */
 export async function comingAfter(state, version) {
   const { id, session, signal } = state;
   if (!session.events) return null;

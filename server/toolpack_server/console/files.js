@@ -1,5 +1,6 @@
 // Trees of files in a world: folders, original names, sizes and contents of files.
-// The schema of a toolpack's environment tells which fields are trees of files. In JSON, a tree has a member per path.
+// The schema of a toolpack's environment marks the fields that are trees of files. In JSON, a tree of files is an
+// object with a member for each path.
 import { call } from "./rpc.js";
 
 /** Return the pointers of the fields that are trees of files. */
@@ -12,11 +13,11 @@ export const filesIn = (toolpacks) =>
     ),
   );
 
-const BYTE = /\/\/([0-9a-f]{2})/g; // of a name that isn't UTF-8
+const BYTE = /\/\/([0-9a-f]{2})/g; // the server writes a byte of a name that isn't UTF-8 as `//ff`
 const partsOf = (path) => path.replace(BYTE, "\\x$1").split("/");
 export const nameOf = (path) => partsOf(path).at(-1);
 
-/** Group files (nodes with paths as keys) into folders. */
+/** Group files into folders. The nodes of files have the files' paths as keys. */
 export function inFolders(nodes, depth = 0) {
   const within = Map.groupBy(nodes, ({ path }) => (partsOf(path).length > depth + 1 ? partsOf(path)[depth] : null));
   const files = within.get(null) ?? [];
@@ -32,7 +33,7 @@ export function inFolders(nodes, depth = 0) {
 }
 
 const UNITS = ["B", "KiB", "MiB", "GiB"];
-/** Return the size of a file as text, from its JSON value. Return null if the value isn't a file. */
+/** Return the size of a file as text from the file's JSON value. Return null if the value isn't a file. */
 export function sizeOf(value) {
   let size = bytesOf(value)?.length ?? value?.$size;
   if (size === undefined) return null;
@@ -41,7 +42,7 @@ export function sizeOf(value) {
   return `${at ? size.toFixed(1) : size} ${UNITS[at]}`;
 }
 
-/** Return the content of a file from its JSON value; undefined if the value doesn't have the content. */
+/** Return the content of a file from the file's JSON value. Return undefined if the value has no content. */
 export function bytesOf(value) {
   if (typeof value === "string") return new TextEncoder().encode(value);
   return value?.$base64 === undefined ? undefined : fromBase64(value.$base64);

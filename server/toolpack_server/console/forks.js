@@ -1,33 +1,33 @@
-// Family of a session as a tree: its first ancestor, and the forks of each session.
-// The panel shows how many sessions there are, and which are omitted. Forks that estimate the values of steps are shown
-// as a table below the tree, and those that store a review aren't shown.
+// Panel of a session's forks: a tree with the session's first ancestor at the top, and below each session its forks.
+// The panel tells the number of sessions, and where forks are omitted. Forks that estimate the values of steps are
+// shown as a table instead, and forks that store a review aren't shown.
 import { count, h, labelsOf, link, short, time } from "./dom.js";
 import { outcome } from "./evaluation.js";
 import { batch, call } from "./rpc.js";
 import { details, isCall, title } from "./trace.js";
 import { isForValues, isNote, valuesOf } from "./values.js";
 
-const MOST = 300; // max sessions in the tree
-const AT_ONCE = 1000; // sessions in one page of a list
-const TOLD = 10; // sessions of one request for verdicts
+const MAX_SESSIONS = 300; // in the tree
+const PAGE = 1000; // sessions in one answer of list_sessions
+const VERDICTS_AT_ONCE = 10; // sessions in one request for verdicts
 const NOT_FOUND = -32001;
 
-/** Return the forks of a session that aren't in `known`, the newest first. */
+/** Return the forks of a session, the newest first, up to the first fork with an id in `known`. */
 export async function forksOf(id, signal, known = new Set()) {
-  const found = [];
-  for (let after = ""; ; after = found.at(-1).session_id) {
-    const asked = { parent: id, order: "-created", limit: AT_ONCE, after };
-    const part = await call("list_sessions", asked, signal);
+  const forks = [];
+  for (let after = ""; ; after = forks.at(-1).session_id) {
+    const params = { parent: id, order: "-created", limit: PAGE, after };
+    const part = await call("list_sessions", params, signal);
     const end = part.findIndex(({ session_id: one }) => known.has(one));
-    found.push(...part.slice(0, end < 0 ? part.length : end));
-    if (end >= 0 || !part.length) return found;
+    forks.push(...part.slice(0, end < 0 ? part.length : end));
+    if (end >= 0 || !part.length) return forks;
   }
 }
 
 const inOrder = (forks) =>
   forks.toSorted((a, b) => a.parent.version - b.parent.version || (a.created_at < b.created_at ? -1 : 1));
 
-/** Return the ancestors of a session in order, and the session last. The parent of the first one may be deleted. */
+/** Return a session's ancestors from the first to its parent, then the session. Stop at a parent that is deleted. */
 async function lineOf(session, signal) {
   const line = [session];
   while (line[0].parent) {
@@ -49,11 +49,11 @@ export async function openForks({ id, session, signal }) {
     for (const [at, list] of lists.entries()) forks.set(next[at], inOrder(list));
     known += lists.flat().filter((fork) => !isNote(fork)).length;
     const below = lists.flat().map(({ session_id: one }) => one);
-    next = known <= MOST ? below : below.filter((one) => isOnLine.has(one));
+    next = known <= MAX_SESSIONS ? below : below.filter((one) => isOnLine.has(one));
   }
   const values = await valuesOf(id, forks.get(id) ?? [], signal);
-  const places = new Map(); // where the verdict and the first call of each shown session go
-  let room = MOST;
+  const places = new Map(); // the element for the verdict and the first call of each shown session
+  let room = MAX_SESSIONS;
   const nodeOf = (one) => {
     room -= 1;
     const own = forks
@@ -70,31 +70,31 @@ export async function openForks({ id, session, signal }) {
     return h("li", row, one.session_id === id && values, own?.length > 0 && h("ul", below, more));
   };
   const { parent } = line[0];
-  const gone = parent && h("p.hint", `Forked from ${short(parent.session_id)}, which is deleted or has expired.`);
+  const missing = parent && h("p.hint", `Forked from ${short(parent.session_id)}, which is deleted or has expired.`);
   const all = count(known, "session");
-  const said = known > MOST ? `At least ${all}: the forks of some weren't searched.` : `${all} in all.`;
+  const total = known > MAX_SESSIONS ? `At least ${all}: the forks of some weren't searched.` : `${all} in all.`;
   const tree = nodeOf(line[0]);
-  tell([...places], signal).catch(() => {}); // the tree is complete without them
-  return [h("h2", "Forks"), gone, h("p.hint", said), h("ul.family", tree)];
+  addVerdicts([...places], signal).catch(() => {}); // the tree is useful without verdicts, so it shows no error
+  return [h("h2", "Forks"), missing, h("p.hint", total), h("ul.family", tree)];
 }
 
-/** Show the verdicts of sessions, and the first call of each fork. */
-async function tell(places, signal) {
-  for (let start = 0; start < places.length; start += TOLD) {
-    const part = places.slice(start, start + TOLD);
-    const asked = part.flatMap(([{ session_id: one, task, parent }, place]) => [
+/** Add the verdicts of sessions, and the first call of each fork, to their places. */
+async function addVerdicts(places, signal) {
+  for (let start = 0; start < places.length; start += VERDICTS_AT_ONCE) {
+    const part = places.slice(start, start + VERDICTS_AT_ONCE);
+    const requests = part.flatMap(([{ session_id: one, task, parent }, place]) => [
       ...(parent ? [{ place, call: ["get_trace", { session_id: one, limit: 1 }] }] : []),
       ...(task ? [{ place, call: ["evaluate_session", { session_id: one, raise_on_error: false }] }] : []),
     ]);
     const answers = await batch(
-      asked.map(({ call: request }) => request),
+      requests.map(({ call: request }) => request),
       signal,
     );
     for (const [at, { result }] of answers.entries()) {
       const [record] = Array.isArray(result) ? result : [];
       if (record && isCall(record))
-        asked[at].place.append(h("span.hint", ` begins with ${title(record)}(${details(record)}) `));
-      else if (result?.checks) asked[at].place.append(...h("span", outcome(result)).childNodes, " ");
+        requests[at].place.append(h("span.hint", ` begins with ${title(record)}(${details(record)}) `));
+      else if (result?.checks) requests[at].place.append(...h("span", outcome(result)).childNodes, " ");
     }
   }
 }

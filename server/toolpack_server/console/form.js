@@ -1,16 +1,17 @@
-// Form for a JSON Schema: enum → select, boolean → checkbox, date → date field, nested value → JSON.
-// An empty field isn't sent, unless it is required. Errors are shown at their fields.
+// Form for a JSON Schema. An enum becomes a select, a boolean a checkbox, a date a date field, and the user writes a
+// nested value as JSON. The form omits an optional field that is empty, and shows each error at its field.
 import { Exact, isContainer } from "./difference.js";
 import { fill, h } from "./dom.js";
 import { parse, stringify } from "./rpc.js";
 import { full } from "./tree.js";
 
-/** Create the fields for the schema of an object. `read` returns the object; `refuse` shows errors from the server.
- *  `within` is a prefix that makes the ids of several forms on one page unique. */
-export function schemaForm(schema, values = {}, within = "") {
+/** Create the fields for the schema of an object. `read` returns the object that the user has entered, or throws an
+ *  error. `refuse` shows errors from the server. If a page has several forms, `prefix` makes the ids of their fields
+ *  unique. */
+export function schemaForm(schema, values = {}, prefix = "") {
   const fields = Object.entries(schema.properties ?? {}).map(([name, spec]) => {
     const value = Object.hasOwn(values, name) ? values[name] : undefined;
-    return field(name, resolved(spec, schema), (schema.required ?? []).includes(name), value, within);
+    return field(name, resolved(spec, schema), (schema.required ?? []).includes(name), value, prefix);
   });
   const element = h("div", fields.length ? fields.map((one) => one.element) : h("p.hint", "It takes no arguments."));
   const read = () => {
@@ -36,7 +37,8 @@ export function schemaForm(schema, values = {}, within = "") {
   return { element, read, refuse };
 }
 
-/** Resolve references, and remove the choice "or null". */
+/** Return a field's schema without references and without the choice "or null". `isNullable` tells whether it had
+ *  one. */
 function resolved(spec, schema) {
   if (spec.$ref) {
     const target = spec.$ref
@@ -54,8 +56,8 @@ function resolved(spec, schema) {
   return { ...spec, isNullable, ...(isDecimal && { type: "string", format: "decimal" }) };
 }
 
-function field(name, spec, isRequired, value, within) {
-  const id = `field-${within}${name}`,
+function field(name, spec, isRequired, value, prefix) {
+  const id = `field-${prefix}${name}`,
     about = h("span.about", { id: `${id}-about` }, spec.description);
   const error = h("span.error", { id: `${id}-error` });
   const attributes = {
@@ -104,7 +106,7 @@ function control(spec, isRequired, attributes, value) {
   return [input, get];
 }
 
-/** Parse JSON. `type` is "number" or "integer" if the value must be one. */
+/** Parse JSON. If `type` is "number" or "integer", throw an error for a value of another type. */
 function readJson(text, type) {
   const isRight = (value) => {
     const number = value instanceof Exact ? value.valueOf() : value;
@@ -112,7 +114,8 @@ function readJson(text, type) {
   };
   try {
     const value = parse(text);
-    if (!type || isRight(value) || typeof value === "bigint" || isContainer(value)) return value; // {"$call": …}
+    // An object such as {"$call": …} may stand for a number: the server replaces it by the result of a call.
+    if (!type || isRight(value) || typeof value === "bigint" || isContainer(value)) return value;
   } catch (error) {
     if (!type) throw new Error(`This isn't JSON: ${error.message}`, { cause: error });
   }

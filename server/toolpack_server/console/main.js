@@ -1,6 +1,6 @@
 // Router of the console. Each view has a URL with the view's path after the #, so you can link to it in a bug report.
-// A view is a function `open(place, ids, query, signal)`. It fills the element `place`, and may return a function that
-// shows another query of the same path. The signal aborts its requests when the user leaves the view.
+// A view is a function `open(place, ids, query, signal)`. The function fills the element `place`. It may return a
+// function that shows another query of the same path. When the user leaves the view, the signal aborts its requests.
 import { openCompare } from "./compare.js";
 import { arrive, fill, h, keepPlace, link, say, short } from "./dom.js";
 import { openNew } from "./new.js";
@@ -31,7 +31,7 @@ function titleOf(name) {
   return name[0].toUpperCase() + name.slice(1);
 }
 
-/** Decode a part of an address. One that isn't well-formed, such as `%`, stays as it is. */
+/** Decode a part of an address. A part that isn't well-formed, such as `%`, is returned unchanged. */
 function decoded(part) {
   try {
     return decodeURIComponent(part);
@@ -40,6 +40,7 @@ function decoded(part) {
   }
 }
 
+/** Show the view of the current address. If only the query has changed, update the view that is shown. */
 function show() {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
   const query = Object.fromEntries(new URLSearchParams(search));
@@ -64,11 +65,12 @@ function show() {
   return undefined;
 }
 
-const PATIENCE = 5000; // milliseconds to wait until the page is long enough
-let returning = null;
-/** Scroll to where the user left a page, once the page is long enough. Any action of the user stops this. */
+const MAX_WAIT = 5000; // milliseconds to wait until the page is long enough
+let returning = null; // identifies the scroll that is in progress
+/** Scroll to the position at which the user left a page. The content is still loading, so scroll again until the page
+ *  is long enough. Any action of the user stops this. */
 function goBackTo(scrolled) {
-  const until = performance.now() + PATIENCE,
+  const until = performance.now() + MAX_WAIT,
     own = {};
   returning = own;
   const scroll = () => {
@@ -86,7 +88,7 @@ addEventListener("click", keepPlace, { capture: true });
 addEventListener("scrollend", () => returning || location.hash !== shown.hash || keepPlace());
 
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the part after the # is the view
+  event.preventDefault(); // the link would replace the part after the #, which is the view
   main.focus();
 });
 

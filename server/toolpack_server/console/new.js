@@ -43,7 +43,7 @@ function formOf(toolpacks, task, variants) {
     {},
     "perturbations-",
   );
-  const own = task?.split("/")[0]; // comes with the task
+  const own = task?.split("/")[0]; // the task's own toolpack, which the server adds to the session
   const choices = toolpacks.map((toolpack) => choiceOf(toolpack, task ? toolpack.name === own : !toolpack.opt_in));
   const labels = h("input", { type: "text", id: "labels", name: "labels", placeholder: "name=value, name=value" });
   const roles = participantsForm();
@@ -85,27 +85,28 @@ function formOf(toolpacks, task, variants) {
 }
 
 const ROLE = {
-  name: { type: "string", pattern: ".", description: "Its name, such as user. The agent under test is agent." },
+  name: { type: "string", pattern: ".", description: "A name, such as user. The agent under test is named agent." },
   functions: {
     type: "string",
-    description: "Names of functions, separated by commas. Without any: all.",
+    description: "Functions that the participant may call, separated by commas. If empty: all functions.",
   },
-  max_calls: { type: "integer", description: "Calls that it may make." },
-  prompt: { type: "string", description: "What it is asked to do." },
-  answers: { type: "boolean", description: "Whether it submits the answer." },
+  max_calls: { type: "integer", description: "Maximum number of calls of the participant." },
+  prompt: { type: "string", description: "Instructions for the participant." },
+  answers: { type: "boolean", description: "Whether the participant submits the answer." },
 };
 
-/** Create a form for several participants. `read` returns their rights by name, or undefined if there are none. */
+/** Create a form for several participants. `read` returns the participants' rights by name, or undefined without
+ *  any. */
 function participantsForm() {
   const forms = new Set(),
     rows = h("div"),
-    hint = h("p.hint", "Further roles besides the agent, such as a user. Each has an address of its own.");
+    hint = h("p.hint", "Participants besides the agent, such as a user. Each participant has its own address.");
   const add = () => {
     const form = schemaForm({ properties: ROLE, required: ["name"] }, {}, `participant-${rows.childElementCount}-`);
     const row = h("div.choice", form.element, h("p.actions", button("Remove this participant", remove, "quiet")));
     function remove() {
       forms.delete(form);
-      row.hidden = true; // it stays, so that no two fields have the same id
+      row.hidden = true; // not removed: the number of rows makes the ids of new fields unique
     }
     forms.add(form);
     rows.append(row);

@@ -1,5 +1,6 @@
-// Panel that reviews a rollout: the call that lost it, the value before and after each call, and what would have won.
-// The server computes and stores the review; it plays the winning continuation in a fork, which stays.
+// Panel of a rollout's review: the call that lost the rollout, the value before and after each call, and a continuation
+// that would have won. The server computes and stores the review. It plays that continuation in a fork, and keeps the
+// fork.
 import { address, count, h, link, notLive, short } from "./dom.js";
 import { call } from "./rpc.js";
 import { lineChart } from "./runs_chart.js";
@@ -56,8 +57,8 @@ export async function openReview({ id, forks, signal }) {
       "p.hint",
       "The value is the best reward that a known continuation reaches: the rest of the solution, the same without ",
       "calls that were made with other arguments, the solution again from its first missing call on, or no further ",
-      "call. If no solution wins, the calls of a rollout that passed serve as the solution. The value is a lower bound: ",
-      "a better agent may know another way.",
+      "call. If no solution wins, the calls of a rollout that passed serve as the solution. The value is a lower ",
+      "bound: a better agent may know another way.",
     ),
     sibling &&
       h("p.hint", "The rollout that passed: ", link(["sessions", sibling], {}, h("code", short(sibling))), "."),
@@ -70,7 +71,7 @@ export async function openReview({ id, forks, signal }) {
   ];
 }
 
-/** Put the missing calls before the losing one, else before the answer. */
+/** Insert the rows of missing calls before the losing call, or if there is none, before the answer. */
 function withMissing(rows, missing) {
   const stop = rows.findIndex((row) => row.matches(".lost, .end")),
     at = stop < 0 ? rows.length : stop;
@@ -143,7 +144,7 @@ function winningLine({ session_id: id, line, reward }, lost) {
   ];
 }
 
-/** Create the table of the checks at each step, with the check that turned at the losing call. */
+/** Create the table of the checks at each step. It marks the check that changed at the losing call. */
 function checksOf(id, { steps, checks, records: reviewed, lost }) {
   const known = steps.filter((step) => step.checks.length > 0);
   if (!checks.length || !known.length) return null;

@@ -8,8 +8,8 @@ import { curlOf, shownValue } from "./step.js";
 import { records } from "./trace.js";
 import { changeList } from "./world.js";
 
-const OF_THE_CALL = new Set([-32002, -32004]); // codes of a function's errors, and of refused arguments
-const FORK_SECONDS = 120; // TTL of the fork, in case the page is closed before the fork is deleted
+const CALL_ERRORS = new Set([-32002, -32004]); // error codes: the function raised an error; the arguments are wrong
+const FORK_SECONDS = 120; // lifetime of the fork, in case the user closes the page before it deletes the fork
 
 export async function openRun(state) {
   const { id, query, signal } = state;
@@ -51,7 +51,7 @@ function formOf({ id, version, session, signal }, { name, parameters }, kwargs) 
       } catch (error) {
         if (error.name === "AbortError") throw error;
         if (error.code === -32004) form.refuse(error.data.errors);
-        const hint = OF_THE_CALL.has(error.code) && h("p.hint", "The world has not changed.");
+        const hint = CALL_ERRORS.has(error.code) && h("p.hint", "The world has not changed.");
         const again = error.isUnknown && h("p.actions", button("Send again", show));
         fill(answer, h("h3", error.isUnknown ? "No answer" : "Error"), h("pre.bad", error.message), hint, again);
       }

@@ -1,13 +1,15 @@
-// Summaries of this server's sessions, read in pages. Shown sessions without a recorded verdict are evaluated, a few at
-// a time. Verdicts are recorded only on request. Other verdicts are cached in this tab until the session gets a new
-// record, or until the user reads everything again.
+// Source of the runs view that reads this server's sessions: summaries in pages, verdicts and reviews.
+// Shown sessions without a recorded verdict are evaluated, a few at a time. These verdicts are recorded only when the
+// user asks for it. Until then this tab caches them. The cache ends when the session gets a new record, or when the
+// user reads everything again.
 import { batch, call } from "./rpc.js";
 import { stateOf } from "./runs_model.js";
 
 const PAGE = 1000,
-  AT_ONCE = 10; // sessions
+  AT_ONCE = 10; // sessions in one request for verdicts
 const REQUESTS = 3; // concurrent requests, because evaluators may wait, or run in several processes
 const judged = new Map(); // cached verdicts that aren't recorded
+/** Return the key of a session in the caches. It changes with each new record. */
 const stage = ({ session_id: id, records }) => `${id} ${records}`;
 
 /** Read a page of summaries, and add the cached verdicts. */
@@ -28,10 +30,11 @@ export async function* sessions(labels, text, signal) {
   }
 }
 
-/** Evaluate the sessions without a verdict; with `record`, those without a recorded one. Yield after each batch. */
+/** Evaluate the sessions without a verdict. With `record`, evaluate the sessions without a recorded verdict, and record
+ *  it. Yield after each batch. */
 export async function* judge(some, signal, record = false) {
-  const isOpen = ({ verdict, isRecorded }) => (record ? !isRecorded : !verdict);
-  const open = some.filter(isOpen),
+  const needsVerdict = ({ verdict, isRecorded }) => (record ? !isRecorded : !verdict);
+  const open = some.filter(needsVerdict),
     running = new Set();
   const ask = async (part) => {
     const answers = await batch(
@@ -47,7 +50,7 @@ export async function* judge(some, signal, record = false) {
   };
   while (open.length || running.size) {
     while (open.length && running.size < REQUESTS) {
-      const asked = ask(open.splice(0, AT_ONCE).filter(isOpen)).finally(() => running.delete(asked));
+      const asked = ask(open.splice(0, AT_ONCE).filter(needsVerdict)).finally(() => running.delete(asked));
       running.add(asked);
     }
     yield await Promise.race(running);
@@ -56,7 +59,7 @@ export async function* judge(some, signal, record = false) {
 
 /** Evaluate the sessions without a recorded verdict, and record the verdicts. */
 export const record = (some, signal) => judge(some, signal, true);
-const places = new Map(); // where failed rollouts were lost
+const places = new Map(); // cached `lost_at` of failed rollouts: the place where the rollout was lost
 
 /** Review the rollouts that failed, record the reviews, and set their `lost_at`. Yield the number of reviews left. */
 export async function* lost(some, signal) {

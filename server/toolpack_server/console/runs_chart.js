@@ -1,4 +1,4 @@
-// Small charts of plain SVG. Screen readers read their numbers, and no meaning depends on colour alone.
+// Small charts of plain SVG. Screen readers read the numbers of a chart, and no chart depends on colour alone.
 import { fill, h, visible } from "./dom.js";
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
@@ -39,8 +39,8 @@ function frame(title, said, first, last, top, format, drawn, legend) {
   return h("figure.chart", h("figcaption", title, " ", legend), image);
 }
 
-/** Create a line chart. `series` are [name, values] over the same places; a value may be null. The axis ends at
- *  `top`, or at the largest value if that is larger. */
+/** Create a line chart. `places` are the labels of the horizontal axis. Each series is `[name, values]`, with a value
+ *  or null for each place. The vertical axis ends at `top`, or at the largest value if that is larger. */
 export function lineChart(title, places, series, format, top = 0) {
   const highest = Math.max(top, ...series.flatMap(([, values]) => values.map((value) => value ?? 0))) || 1;
   const drawn = series.map(([name, values], index) => {
@@ -79,7 +79,7 @@ export function lineChart(title, places, series, format, top = 0) {
   );
 }
 
-/** Create a histogram. `series` are [name, numbers]. */
+/** Create a histogram. Each series is `[name, numbers]`. */
 export function histogram(title, series, format, bins = 12) {
   const all = series.flatMap(([, numbers]) => numbers);
   const low = Math.min(0, ...all),

@@ -1,6 +1,6 @@
 // Statistics of runs, by task.
-// Pure functions, so that the console and the file of `evaluate --html` show the same numbers as `evaluate` prints.
-// Invalid rollouts, and rollouts that aren't evaluated, count in no share and no mean reward.
+// The console and the file of `evaluate --html` share these functions, so they show the numbers that `evaluate` prints.
+// Invalid rollouts, and rollouts that aren't evaluated, are left out of each share and each mean reward.
 
 export const STATES = { passed: "✓", failed: "✗", invalid: "!", open: "·" };
 export const WORDS = { passed: "passed", failed: "failed", invalid: "invalid", open: "not evaluated" };
@@ -9,10 +9,10 @@ export const stateOf = ({ verdict }) =>
 export const isCounted = (session) => ["passed", "failed"].includes(stateOf(session));
 const mean = (numbers) => (numbers.length ? numbers.reduce((sum, each) => sum + each, 0) / numbers.length : null);
 
-/** Return whether a review created a fork. */
+/** Return whether a session is a fork that a review created. */
 export const isOfReview = ({ labels, parent }) => parent !== undefined && labels.review === parent.session_id;
-/** Return whether a session counts as a rollout among those selected by labels: not if the console or a review
- *  created it, unless it was selected by the label that tells so. */
+/** Return whether a session counts as a rollout. A session that the console or a review created doesn't count, unless
+ *  the labels `selected`, by which the user chose the sessions, contain the label `console` or `review`. */
 export const isRollout = (session, selected) =>
   (!("console" in session.labels) || "console" in selected) && (!isOfReview(session) || "review" in selected);
 
@@ -27,7 +27,7 @@ export function keysOf(sessions) {
   return [...counts.keys()].sort((a, b) => rank(b) - rank(a) || inOrder(a, b));
 }
 
-/** Return the statistics of sessions. A mean without values is null. */
+/** Return the statistics of sessions. A mean of no values is null. */
 export function figures(sessions) {
   const counts = { passed: 0, failed: 0, invalid: 0, open: 0 };
   for (const session of sessions) counts[stateOf(session)] += 1;
@@ -56,13 +56,13 @@ export function tasksOf(sessions) {
   return rows.sort((a, b) => inOrder(a.key, b.key));
 }
 
-/** Probabilities that all of k rollouts pass (pass^k), and that at least one passes (pass@k). */
+/** Estimate the probability that all of k rollouts pass (pass^k), and that at least one of k passes (pass@k). */
 const choices = (some, of, k) =>
   Array.from({ length: k }, (_, i) => Math.max(some - i, 0) / (of - i)).reduce((a, b) => a * b, 1);
 export const allOf = ({ passed, counted }, k) => choices(passed, counted, k);
 export const anyOf = ({ failed, counted }, k) => 1 - choices(failed, counted, k);
 
-/** Return the largest k for which all tasks have enough counted rollouts; 0 if there are none. */
+/** Return the largest k for which all tasks have enough counted rollouts; 0 if no rollout counts. */
 export function mostK(rows) {
   const counts = rows.map(({ counted }) => counted).filter((count) => count > 0);
   return counts.length ? Math.min(...counts) : 0;
@@ -72,8 +72,8 @@ export function mostK(rows) {
 export const overTasks = (rows, chance, k) =>
   mean(rows.filter(({ counted }) => counted >= k).map((row) => chance(row, k)));
 
-/** Pair the rollouts of two runs by task, variant and rollout number or position. Return the other run's states, by the
- *  session id of this run. */
+/** Pair the rollouts of two runs by task and variant, and by the rollout's number or position. Return the state of the
+ *  other run's rollout by the session id of this run's rollout. */
 export function before(rows, others) {
   const found = new Map(),
     byKey = new Map(others.map((row) => [row.key, row]));
@@ -88,7 +88,7 @@ export function before(rows, others) {
   return found;
 }
 
-/** Return why a session hasn't passed, in one line. */
+/** Return the reason why a session hasn't passed, in one line. */
 export function reason({ verdict, problem }) {
   if (problem) return problem;
   if (!verdict) return "";

@@ -19,7 +19,7 @@ import {
 } from "./runs_model.js";
 import { cell, decimal, header, keepTrail, MOST_K, NONE, PAGE, passedOf, percent, seconds, tag } from "./runs_parts.js";
 
-const FAULTS = 8; // max number of failed checks in the table, the most frequent ones
+const FAULTS = 8; // max failed checks in the table, which shows the most frequent checks first
 
 export function drawOne(known, query, source) {
   const isOf = ({ task, labels }) => {
@@ -168,7 +168,7 @@ function faultsTable(sessions, query) {
   );
 }
 
-/** Show where the rollouts that failed were lost, the most frequent place first. */
+/** Create the table of the places where failed rollouts were lost, the most frequent place first. */
 function placesTable(sessions, query, source) {
   const failed = sessions.filter((session) => stateOf(session) === "failed"),
     known = failed.filter((session) => session.lost_at !== undefined);
@@ -272,7 +272,8 @@ function changeOf(row, other) {
   ];
 }
 
-/** Link the place where a rollout was lost to its review. In a file there are no links to sessions. */
+/** Create a link from the place where a rollout was lost to its review. A file of `evaluate --html` has no such
+ *  links. */
 const placeOf = ({ session_id: id, lost_at: place }, source) =>
   place === undefined ? NONE : source.lost ? link(["sessions", id], { review: " " }, place) : place;
 

@@ -15,7 +15,8 @@ const TONES = { passed: "good", failed: "bad", invalid: "mark", open: "soft" };
 export const tag = (session) =>
   h(`span.tag.${TONES[stateOf(session)]}`, `${STATES[stateOf(session)]} ${WORDS[stateOf(session)]}`);
 
-/** Create the head of a table. Links sort its columns, `[key, text, hint]`; the query's `name` is the current order. */
+/** Create the head of a table from columns `[key, text, hint]`. A link in each column with a key sorts the table. The
+ *  member `name` of the query is the current order. */
 export const header = (columns, query, name, view = "runs") =>
   h(
     "thead",
@@ -39,7 +40,7 @@ export const header = (columns, query, name, view = "runs") =>
     ),
   );
 
-/** Create the progress of reading and evaluating; false when all is read. */
+/** Create the progress bar of reading and evaluating. Return false when all rollouts are read. */
 export const progress = ({ isRead, isJudged, sessions, others }) => {
   const all = [...sessions, ...others],
     done = isJudged && all.filter(({ verdict, problem }) => verdict || problem).length;
@@ -51,9 +52,10 @@ export const progress = ({ isRead, isJudged, sessions, others }) => {
 };
 
 let trail = { ids: [], place: null };
-/** Store the sessions in the list at this address, so that a session's page links to the previous and the next one. */
+/** Store the list of sessions at this address, so that the page of a session can link to its neighbours in the list. */
 export const keepTrail = (sessions) =>
   (trail = { ids: sessions.map(({ session_id: id }) => id), place: location.hash });
+/** Create the links to the neighbours of a session in the stored list. Return false if the list doesn't contain it. */
 export function trailOf(id, query) {
   const { ids, place } = trail,
     at = ids.indexOf(id);
@@ -80,7 +82,7 @@ export const passedOf = ({ passed, counted, invalid, open, share }) => [
     " ",
     h(
       "span.tag.mark",
-      { title: "Invalid rollouts say nothing about the agent and aren't counted." },
+      { title: "Invalid rollouts aren't counted, because their failure isn't the agent's." },
       `${invalid} invalid`,
     ),
   ],

@@ -1,14 +1,15 @@
 // View of runs: the rollouts that passed, by task, statistics, and changes against another run.
-// A *source* provides the sessions, so the console and the file of `evaluate --html` show the same page. It is an
-// object `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`. If it can record
-// verdicts, it also has `record(sessions, signal)`, and if it can review rollouts, `lost(sessions, signal)`.
+// The view reads sessions from a *source*, so the console and the file of `evaluate --html` show the same page. A
+// source is an object `{sessions(labels, text, signal), judge(sessions, signal), cell(session, query), forget()}`. A
+// source that can record verdicts also has `record(sessions, signal)`, and a source that can review rollouts has
+// `lost(sessions, signal)`.
 import { button, count, fill, go, h, link, load, notLive, refill, say } from "./dom.js";
 import { drawAll, keyOf } from "./runs_all.js";
 import { isRollout, stateOf, WORDS } from "./runs_model.js";
 import { drawOne } from "./runs_one.js";
 import { progress } from "./runs_parts.js";
 
-const DRAWN = 400; // milliseconds between drawings while sessions are read
+const REDRAW = 400; // min milliseconds between drawings while sessions are read
 const labelled = (by, value) => (by === undefined ? {} : { [by]: value });
 
 export function openRuns(place, source, query, signal) {
@@ -24,9 +25,11 @@ export function openRuns(place, source, query, signal) {
     const began = performance.now();
     fill(far, progress(known) || (source.lost && notLive()));
     refill(body, query.run === undefined ? drawAll(known, query, source) : drawOne(known, query, source));
-    next = performance.now() + Math.max(DRAWN, 10 * (performance.now() - began)); // drawing takes 1/10 of the time
+    // At most 1/10 of the time goes to drawing.
+    next = performance.now() + Math.max(REDRAW, 10 * (performance.now() - began));
   };
-  /** Consume the parts as they are read, and redraw from time to time. Return false if the user has left this view. */
+  /** Give each part to `take` when it is read, and redraw from time to time. Return false if the address has
+   *  changed. */
   const each = async (parts, reading, take) => {
     for await (const some of parts) {
       if (known !== reading) return false;
@@ -82,13 +85,13 @@ export function openRuns(place, source, query, signal) {
       try {
         await readAll(reading);
       } catch (error) {
-        if (known === reading) known.name = null; // so that it is read again
+        if (known === reading) known.name = null; // so that the next call reads the sessions again
         throw error;
       }
     }
     draw();
   };
-  /** Record the verdicts of the run, so that opening it again needs no evaluation. */
+  /** Record the verdicts of the run, so that the run needs no evaluation when the user opens it again. */
   const record = async () => {
     const reading = known,
       some = reading.sessions.filter(({ isRecorded }) => !isRecorded);

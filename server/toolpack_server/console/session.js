@@ -1,4 +1,5 @@
-// View of one session: its timeline, which shows new records automatically, and the chosen step or another panel.
+// View of one session: the timeline of its records, and beside it the chosen step or another panel. New records appear
+// automatically.
 import {
   agentsAddress,
   announce,
@@ -30,8 +31,8 @@ import { countRecords, indexOf, records } from "./trace.js";
 import { hasValues, isNote, recordedValues } from "./values.js";
 
 const NOT_FOUND = -32001;
-const LOOK_AGAIN = 1000; // milliseconds
-const LONG = 300; // characters of a prompt that may need to be scrolled
+const LOOK_AGAIN = 1000; // milliseconds between requests for new records
+const LONG = 300; // characters of a prompt; the box of a longer prompt may need to be scrolled
 const PANELS = { run: openRun, talk: openTalk, forks: openForks, evaluate: openEvaluation, review: openReview };
 const panelOf = (query) => Object.keys(PANELS).find((name) => name in query);
 
@@ -44,7 +45,7 @@ export function openSession(place, [id], query, signal) {
     total: 0,
     version: 0,
     forks: [],
-    values: new Map(), // recorded ones, by version
+    values: new Map(), // recorded values of steps, by version
     talk: null,
     verdict: h("span"),
     prompt: null,
@@ -64,7 +65,7 @@ export function openSession(place, [id], query, signal) {
     await load(side, () => (PANELS[panelOf(next)] ?? openStep)(state, record, steps.before(index)));
     announce(side.querySelector("h2")?.textContent ?? "");
   };
-  const narrow = matchMedia("(max-width: 900px)"); // as in the style: there the details are below the timeline
+  const narrow = matchMedia("(max-width: 900px)"); // as in style.css, which then puts the details below the timeline
   steps.element.addEventListener("click", ({ target }) => {
     if (narrow.matches && target.closest(".steps a")) side.scrollIntoView({ block: "start" });
   });
@@ -77,14 +78,14 @@ export function openSession(place, [id], query, signal) {
         ["list_sessions", { parent: id, order: "-created", limit: 1 }],
       ],
       signal,
-    ); // in this order
+    ); // the session comes after its records, so that it is at least as new as they are
     Object.assign(state, { session, total: state.total + news.length });
     const isForked = await lookForForks(newest);
     steps.add(news);
     if (isForked) steps.mark();
     showLive(true);
     if (news.length) judge();
-    if (news.some(({ to_version: to }) => to !== undefined)) state.talk = null; // the history went back
+    if (news.some(({ to_version: to }) => to !== undefined)) state.talk = null; // a reset has undone steps
     if (!news.length && !isForked) return;
     const isNewest = !state.query.version && !state.query.record;
     const follows = { undefined: isNewest, talk: news.length > 0, forks: isForked }[panelOf(state.query)];
@@ -97,7 +98,7 @@ export function openSession(place, [id], query, signal) {
     await addForks(await forksOf(id, signal, known));
     return true;
   };
-  const forks = []; // all of them, the newest first
+  const forks = []; // all forks, the newest first, also those that the panels don't show
   const addForks = async (found) => {
     forks.unshift(...found);
     state.forks = forks.filter((fork) => !isNote(fork));
@@ -137,7 +138,7 @@ export function openSession(place, [id], query, signal) {
   return (next) => state.session && show(next);
 }
 
-/** Create the element with the agent's prompt. It is created once, so it stays open or closed as the user leaves it. */
+/** Create the element with the agent's prompt. The view creates it only once, so that it stays open or closed. */
 async function promptOf({ task }, signal) {
   if (!task) return null;
   const said = await call("get_task", { task }, signal).catch(() => null); // the task isn't loaded any more

@@ -8,15 +8,15 @@ import { decimal, header, keepTrail, seconds, tag } from "./runs_parts.js";
 import { isNote } from "./values.js";
 
 const PAGE = 100;
-const LOOK_AGAIN = 3000; // milliseconds
-const COUNT_AGAIN = 30_000; // milliseconds; rarely, because the server reads all sessions to count them
+const LOOK_AGAIN = 3000; // milliseconds between requests for new sessions
+const COUNT_AGAIN = 30_000; // milliseconds; long, because the server reads all sessions to count them
 const HEADS = [
-  [null, () => h("span.unseen", "Compare")], // a new one for each list: an element can be in one place only
+  [null, () => h("span.unseen", "Compare")], // a function, because each list needs its own element
   ["id", "Session"],
   ["task", "Task"],
   ["parent", "Fork of"],
   [null, "Labels"],
-  ["verdict", "Verdict", "The recorded verdict, or that of an evaluation after the answer; and the reward"],
+  ["verdict", "Verdict", "The recorded verdict, or the verdict of an evaluation after the answer; and the reward"],
   ["calls", "Calls"],
   ["last", "Last function"],
   ["done", "Answer"],
@@ -27,7 +27,7 @@ const newSession = () => h("a.primary", { href: "#/new" }, "New session");
 
 export function openSessions(place, _ids, query, signal) {
   let seen = null,
-    total = null, // of all pages
+    total = null, // number of sessions on all pages
     countAt = 0;
   const picked = new Set(),
     table = h("div");
@@ -52,12 +52,13 @@ export function openSessions(place, _ids, query, signal) {
     if (isAll || counted !== undefined) total = counted ?? sessions.length;
     const known = stringify([sessions, next, query.sort, counted]);
     const draw = () => listOf(sessions, next, total, query, picked, pick);
+    // Errors of these two are ignored, because the next read of the list shows them.
     if (!isAll && counted === undefined && performance.now() > countAt)
-      countAll(() => seen === known && load(table, async () => draw())).catch(() => {}); // the list shows the error
+      countAll(() => seen === known && load(table, async () => draw())).catch(() => {});
     if (known === seen) return undefined;
     seen = known;
     const asked = sessions.filter((each) => each.task && each.done && !each.verdict);
-    evaluate(asked, () => seen === known && load(table, async () => draw())).catch(() => {}); // the list shows it
+    evaluate(asked, () => seen === known && load(table, async () => draw())).catch(() => {});
     return sessions.length ? draw() : empty(query);
   };
   const evaluate = async (asked, tell) => {
@@ -82,7 +83,7 @@ export function openSessions(place, _ids, query, signal) {
         document.hidden || query.text || table.contains(document.activeElement) || table.querySelector(".problem");
       const began = performance.now();
       if (!isUsed) await load(table, show);
-      wait = Math.max(LOOK_AGAIN, 10 * (performance.now() - began)); // a slow server has other work, too
+      wait = Math.max(LOOK_AGAIN, 10 * (performance.now() - began)); // ask a slow server less often
     }
   };
   const filter = [
@@ -97,7 +98,7 @@ export function openSessions(place, _ids, query, signal) {
   return open;
 }
 
-let last = null; // the last page; the server doesn't send it again if its digest is unchanged
+let last = null; // the last page: the server doesn't send it again while its digest is unchanged
 async function readUnlessKnown(asked, signal) {
   const name = stringify(asked),
     known = last?.name === name ? last.page.digest : "";
@@ -106,7 +107,8 @@ async function readUnlessKnown(asked, signal) {
   return last.page;
 }
 
-/** Read a page of sessions. If a text is searched, several answers may be needed, and some may be empty. */
+/** Read a page of sessions. Several answers may be needed, because an answer to a search for a text may have few
+ *  sessions or none, and because forks that store a review are left out. */
 async function read({ label, text, sort = "-created", after = "" }, signal) {
   const found = [];
   for (let next = after; next !== undefined && found.length < PAGE; ) {
@@ -135,7 +137,7 @@ function empty({ label, text, after }) {
   return h("div.empty", h("h2", "There are no sessions yet"), h("p", about), h("p", newSession()), hint);
 }
 
-/** Put forks below their parents, as [session, depth]. A fork whose parent is on another page stands for itself. */
+/** Sort forks below their parents, as `[session, depth]`. If the parent is on another page, the fork isn't indented. */
 function indented(sessions) {
   const forks = Map.groupBy(sessions, ({ parent }) => parent?.session_id);
   const here = new Set(sessions.map((session) => session.session_id));
@@ -156,7 +158,7 @@ function listOf(sessions, next, total, query, picked, pick) {
     older,
     (label || text) && link(["sessions"], {}, "Show all"),
   ];
-  const isPart = next !== undefined || after; // then a fork's siblings may be on other pages
+  const isPart = next !== undefined || after; // some forks of a session may be on other pages
   const age = (each) => `${each.created_at} ${each.session_id}`;
   const byAge = sessions.toSorted((a, b) => (age(a) < age(b) ? -1 : 1));
   const siblings = Map.groupBy(byAge, ({ parent }) => parent?.session_id);

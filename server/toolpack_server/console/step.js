@@ -23,7 +23,7 @@ import { full } from "./tree.js";
 import { replayWithout } from "./without.js";
 import { changeList, withRows, worldPanel } from "./world.js";
 
-const PATIENCE = 400; // milliseconds; the previous step stays that long, so that the page doesn't jump
+const KEEP_PREVIOUS = 400; // milliseconds; the previous step stays visible so long, so that the page doesn't jump
 
 export async function openStep(state, record, before) {
   const { id, version, session, files } = state;
@@ -42,12 +42,12 @@ export async function openStep(state, record, before) {
       read = await old;
     if (Array.isArray(read)) [read[0], now] = await withRows(ends, [read[0], now]);
     const change = Array.isArray(read) ? difference(read[0], now) : null;
-    const none = typeof read === "string" ? read : "Nothing that is visible in the world.";
+    const none = typeof read === "string" ? read : "This step changed nothing that is visible in the world.";
     if (read) fill(changes, h("h3", "What this step changed"), change ? changeList(change) : h("p.hint", none));
     const label = version === session.version ? `World now, at version ${version}` : `World at version ${version}`;
     return [h("h3", label), worldPanel(now, change, { label, files, ends: ends[1] })];
   };
-  await Promise.race([load(place, showWorld), pause(PATIENCE)]);
+  await Promise.race([load(place, showWorld), pause(KEEP_PREVIOUS)]);
   const coming = await comingAfter(state, version);
   if (!record) return [startOf(state), forkedAt(state, 0), coming, changes, place];
   return [
@@ -138,7 +138,7 @@ function stepOf(state, record, before) {
   ];
 }
 
-/** Show a whole value. An empty text is described in words, because it would be a blank bar. */
+/** Create the element of a whole value. For an empty text it says so, because a blank bar would be unclear. */
 export const shownValue = (value) => (value === "" ? h("p.hint", "An empty text.") : h("pre", full(value)));
 const noteOf = (content) => content !== undefined && [h("h3", "Content"), shownValue(content)];
 
@@ -160,7 +160,7 @@ function callOf({ kwargs, error, result, nested = [], perturbed }) {
 const answerOf = ({ error, result }) =>
   error ? [h("h3", "Error"), h("pre.bad", error)] : [h("h3", "Result"), shownValue(result)];
 
-/** Show what happened beside what the agent got. */
+/** Show the real outcome of a call beside the outcome that a rule gave to the agent. */
 function bothOf(happened, { run, phantom, agent }) {
   const side = (label, ...content) => h("section", { "aria-label": label }, h("p.hint", label), content);
   const instead = phantom ? "The function ran on a copy." : "A rule answered instead.";

@@ -1,15 +1,15 @@
 // Conversation of a session: messages with the names of their senders, and the calls between them.
-// It shows the history of the current version. So a fork begins with its parent's messages, and messages before a reset
-// are missing. Only participants have names; other messages show their role.
+// The conversation is the history of the current version. So a fork begins with its parent's messages, and messages
+// that a reset has undone are missing. Only participants have names, so a message of another sender shows a role.
 import { button, count, fill, h, link, time } from "./dom.js";
 import { contentOf, countPath, details, isCall, isMessage, records, title } from "./trace.js";
 import { brief, full } from "./tree.js";
 
-const PAGE = 200; // records that are shown at once
+const PAGE = 200; // records that are shown at first, and at each click on the button for earlier records
 
 export async function openTalk(state) {
   const { id, session, signal } = state;
-  if (state.talk) return state.talk(); // continue with the list that is shown
+  if (state.talk) return state.talk(); // the panel was open before: add only the new records to its list
   let { all: end } = await countPath(id, signal);
   const list = h("ol.talk"),
     more = h("p.pager");
@@ -36,7 +36,7 @@ export async function openTalk(state) {
   return shown();
 }
 
-/** Create the sender of a message: a participant's name, or the role of a message without a sender. */
+/** Create the sender of a message: the participant's name, or without one the message's role. */
 const speaker = ({ by, role }) => (by ? h("b", by) : role ? ["role ", h("b", role)] : h("b", "agent"));
 
 function lineOf(record, session) {

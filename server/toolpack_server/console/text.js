@@ -1,18 +1,18 @@
 // Difference of two texts: the changed lines with some lines around them, and in each line the changed words.
-// All changes are shown, even in long texts. Of the equal lines only the number is shown.
+// All changes are shown, even in long texts. For the other equal lines, only their number is shown.
 import { count, h } from "./dom.js";
 import { diffLines } from "./vendored/jsdiff/diff/line.js";
 import { diffWordsWithSpace } from "./vendored/jsdiff/diff/word.js";
 
 const LONG = 80; // characters; shorter texts are shown side by side
-const AROUND = 2; // equal lines
-const NEAR = 60; // equal characters around words
-const MOST = 400; // lines that are shown
-const LONG_WORD = 60; // characters; of longer words only the letters that differ are marked
-const MOST_LETTERS = 1000; // of one piece of a line that are shown
-const TIMEOUT = 500; // milliseconds
+const AROUND = 2; // equal lines that are shown before and after a change
+const NEAR = 60; // equal characters that are shown beside a changed word
+const MAX_LINES = 400; // that are shown
+const LONG_WORD = 60; // characters; in a longer word, only the letters that differ are marked
+const MAX_LETTERS = 1000; // that are shown of one piece of a line
+const TIMEOUT = 500; // milliseconds for one comparison
 
-/** Return whether a change is better shown in lines and words than as two values. */
+/** Return whether a change is shown by lines and words: both values are texts, and long enough. */
 export const isText = ({ kind, old, now }) =>
   kind === "changed" &&
   typeof old === "string" &&
@@ -43,7 +43,7 @@ function chunksOf(old, now) {
   return chunks;
 }
 
-/** Return a short summary of how much of a text differs. */
+/** Return in a few words how many lines of a text were removed and added. */
 export function textSummary({ old, now }) {
   const lines = (kind) => chunksOf(old, now).flatMap((chunk) => (chunk.kind === kind ? chunk.lines : [])).length;
   const [removed, added, all] = [lines("removed"), lines("added"), linesOf(now).length];
@@ -71,7 +71,8 @@ function lettersOf(part, at, parts) {
   if (!old?.removed || !now?.added || Math.max(old.value.length, now.value.length) <= LONG_WORD) return [part];
   const [a, b] = [old.value, now.value],
     least = Math.min(a.length, b.length);
-  const isHalf = (letter) => /[\ud800-\udfff]/.test(letter ?? ""); // of a character beyond the first 65,536
+  // A character beyond U+FFFF is two units in JavaScript. A cut must not divide it.
+  const isHalf = (letter) => /[\ud800-\udfff]/.test(letter ?? "");
   let start = 0,
     end = 0;
   while (start < least && a[start] === b[start]) start += 1;
@@ -85,13 +86,13 @@ function lettersOf(part, at, parts) {
 
 /** Cut the middle out of a long piece of text. */
 function shortened(text) {
-  const cut = text.length - MOST_LETTERS;
+  const cut = text.length - MAX_LETTERS;
   if (cut <= 0) return text;
-  const half = MOST_LETTERS / 2;
+  const half = MAX_LETTERS / 2;
   return [text.slice(0, half), h("span.hint", ` … ${count(cut, "character")} … `), text.slice(-half)];
 }
 
-/** Cut the equal text that is far from changed words. */
+/** Cut equal text so that only the part near changed words is left. */
 function near(text, isAfter, isBefore) {
   const room = NEAR * (Number(isAfter) + Number(isBefore));
   if (!room || text.length <= room + NEAR) return shortened(text);
@@ -123,6 +124,6 @@ export function textChange({ old, now }) {
       if (kind !== "removed") at.added += 1;
     }
   }
-  const more = rows.length - MOST;
-  return h("div.lines", rows.slice(0, MOST), more > 0 && h("p.hint", `And ${count(more, "line")} more.`));
+  const more = rows.length - MAX_LINES;
+  return h("div.lines", rows.slice(0, MAX_LINES), more > 0 && h("p.hint", `And ${count(more, "line")} more.`));
 }

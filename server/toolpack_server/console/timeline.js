@@ -1,6 +1,6 @@
 // Timeline of a session: a page of its records, each with its changes.
-// A row is a link, so each step has an address. Changes are read in the background while the server answers quickly.
-// In a large world, a step shows its changes only when it is chosen.
+// Each row is a link, so each step has an address. The changes are read in the background, but only while the server
+// answers quickly. In a large world, where answers are slow, a step shows its changes only when it is chosen.
 import { readable } from "./difference.js";
 import { address, button, count, fill, h, link, oneTabStop, searchField, short, stopAt } from "./dom.js";
 import { batch } from "./rpc.js";
@@ -9,9 +9,9 @@ import { countPath, details, indexWith, isCall, outcome, records, rulesMet, titl
 import { brief } from "./tree.js";
 
 const PAGE = 100,
-  AT_ONCE = 8; // steps
-const QUICKLY = 1500; // milliseconds
-const LINES = 3; // changes of a step
+  AT_ONCE = 8; // steps in one request for changes
+const SLOW = 1500; // milliseconds; after a slower answer, no further changes are read
+const LINES = 3; // changes that are shown below a step
 const INHERITED = 10; // steps of a fork's parent that are shown at first
 
 export function timeline(state) {
@@ -19,12 +19,12 @@ export function timeline(state) {
   const live = h("span.hint"),
     pager = h("div.pager"),
     list = oneTabStop(h("ol.steps"), "li:not([hidden])", (to, key) => follow(to, key));
-  const rows = new Map(); // by index; -1 is the start
-  const patches = new Map(); // by version
+  const rows = new Map(); // elements of the rows by the record's index; -1 is the start
+  const patches = new Map(); // changes by the version that they led to
   let first = 0,
     shown = [],
     chosen = null,
-    versionBefore = 0; // `versionBefore` is that of the record before the page
+    versionBefore = 0; // version of the last record before this page
 
   const before = (index) => (index > first ? shown[index - first - 1].version : index < 0 ? 0 : versionBefore);
   const indexOfChosen = () => chosen?.index ?? -1;
@@ -54,7 +54,7 @@ export function timeline(state) {
     if (from === 0 && state.session.parent) await inherit();
     explain();
   };
-  /** Show the inherited steps of a fork's ancestors above the start. */
+  /** Show the steps that a fork inherits from its ancestors, above the start. */
   const inherit = async () => {
     state.inherited ??= (await countPath(id, signal)).ofParents;
     const more = h("li");
@@ -74,7 +74,7 @@ export function timeline(state) {
     list.prepend(more);
     await show(Math.max(state.inherited - INHERITED, 0), state.inherited);
   };
-  /** Mark the steps with their recorded values, and those after which the session was forked. */
+  /** Mark each step with its recorded value and the number of forks after it. */
   const mark = () => {
     const counts = Map.groupBy(state.forks, ({ parent }) => parent.version);
     for (const [index, row] of rows) {
@@ -85,14 +85,14 @@ export function timeline(state) {
       fill(row.querySelector(".forks"), forks > 0 && h("span.tag", count(forks, "fork")));
     }
   };
-  /** Choose a record, on another page if needed, and return it; null for the start. */
+  /** Choose the record with an index and return it, or null for the start. If needed, turn to the record's page. */
   const choose = async (index) => {
     const hasFocus = list.contains(document.activeElement);
     if (!rows.has(index)) await open(Math.max(Math.min(index - PAGE / 2, state.total - PAGE), 0));
     for (const [at, row] of rows) row.firstElementChild.ariaCurrent = at === index ? "step" : null;
     stopAt(list, rows.get(index).firstElementChild);
     if (hasFocus) rows.get(index).firstElementChild.focus({ preventScroll: true });
-    chosen = { index, row: rows.get(index), until: performance.now() + 2 * QUICKLY };
+    chosen = { index, row: rows.get(index), until: performance.now() + 2 * SLOW };
     reveal();
     return index < 0 ? null : shown[index - first];
   };
@@ -104,7 +104,8 @@ export function timeline(state) {
     location.replace(address(["sessions", id], { record: found }));
     return `Step ${found}.`;
   });
-  /** Show the step that an arrow key has reached, also on the next page. A parent's step needs Enter. */
+  /** Show the step that an arrow key has reached, also on the next page. A parent's step is shown only after Enter,
+   *  because it belongs to another view. */
   const follow = (to, key) => {
     const chosenAt = indexOfChosen();
     const beyond = { ArrowDown: chosenAt + 1, ArrowUp: chosenAt - 1 }[key];
@@ -112,7 +113,7 @@ export function timeline(state) {
     else if (!to && beyond >= 0 && beyond < state.total)
       location.replace(address(["sessions", id], { record: beyond }));
   };
-  /** Scroll to the chosen row. Also called while changes are filled in, because they move it. */
+  /** Scroll to the chosen row. `explain` calls this again, because the changes that it adds move the row. */
   const reveal = () => {
     const { offsetTop: top, offsetHeight: height } = chosen.row;
     list.scrollTop = Math.max(Math.min(list.scrollTop, top - 40), top + height + 40 - list.clientHeight);
@@ -126,7 +127,8 @@ export function timeline(state) {
     }
     page();
   };
-  /** Fill in the changes below each step, from the newest to the oldest. */
+  /** Show the changes below each step, from the newest step to the oldest. Stop if the server is slow or the page
+   *  turns. */
   const explain = async () => {
     const here = shown;
     const changing = here.filter((record) => isCall(record) && record.version > before(record.index)).reverse();
@@ -148,7 +150,7 @@ export function timeline(state) {
       for (const [place, { result }] of answers.entries()) if (result) patches.set(part[place].version, result);
       part.forEach(write);
       if (performance.now() < chosen?.until) reveal();
-      isLate = performance.now() - began > QUICKLY || !answers.every(({ result }) => result);
+      isLate = performance.now() - began > SLOW || !answers.every(({ result }) => result);
     }
   };
   const write = ({ index, version }) => {
@@ -172,14 +174,14 @@ export function timeline(state) {
   };
 }
 
-/** Show an operation of a JSON Patch in short. With a single toolpack, its name is omitted. */
+/** Create a short text for an operation of a JSON Patch. If the session has a single toolpack, omit its name. */
 function changeOf({ op, path, from, value }, toolpacks) {
   const place = h("b", toolpacks === 1 ? readable(path.split("/").slice(2).join("/")) : readable(path.slice(1)));
   const said = { remove: ["− ", place], move: [place, ` from ${from}`], add: ["+ ", place, " ", brief(value, 50)] };
   return h("span", said[op] ?? [place, " = ", brief(value, 50)]);
 }
 
-/** Show the value of a version, and whether it is lower than that of the version before. */
+/** Create the tag with the value of a version. The tag is red if the version before has a higher value. */
 function worthOf(version, values) {
   const value = values.get(version) ?? null;
   if (value === null) return null;

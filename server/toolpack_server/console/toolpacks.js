@@ -4,7 +4,7 @@ import { count, h, link, load } from "./dom.js";
 import { all, call } from "./rpc.js";
 import { brief, full } from "./tree.js";
 
-const PAGE = 100; // tasks
+const PAGE = 100; // tasks in a page of the list
 export function openToolpacks(place, [name], query, signal) {
   const show = (next) => load(place, () => (name === undefined ? list(signal) : toolpackOf(name, next, signal)));
   show(query);

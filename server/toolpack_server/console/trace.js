@@ -1,10 +1,10 @@
-// Records of a session: their number, the record that created a version, and their display.
+// Records of a session: reading, counting, searching and showing them.
 import { isContainer } from "./difference.js";
 import { h } from "./dom.js";
 import { batch, call, stringify } from "./rpc.js";
 import { brief } from "./tree.js";
 
-const PROBES = 20; // records or versions in one batch
+const PROBES = 20; // records or versions that one batch reads to narrow a search
 const AT_ONCE = 500; // records of one request
 const KINDS = await (await fetch("kinds.json")).json(); // the server's description of each kind of record
 const kindOf = (record) => KINDS[record.kind] ?? { title: record.kind, content: "" };
@@ -17,10 +17,10 @@ export const title = (record) =>
     ? `message of ${record.by}`
     : kindOf(record).title.replace(/\{(\w+)\}/g, (_, member) => record[member]);
 
-/** Return the first index from `low` on without a record, or with a record that `isLate`. Search exponentially, then by
- *  dividing the range. */
+/** Return the first index from `low` on that has no record, or a record for which `isLate` is true. The first batch
+ *  reads at growing distances. Each further batch divides the range that is left. */
 async function firstIndex(id, isLate, signal, low = 0, path = undefined) {
-  let high = 2 ** 24; // a session can't store as many
+  let high = 2 ** 24; // more records than a session can have
   for (let isFirst = true; low < high; isFirst = false) {
     const step = (n) => (isFirst ? 2 ** n - 1 : Math.floor(((high - low) * n) / PROBES));
     const places = [...new Set(Array.from({ length: PROBES }, (_, n) => low + step(n)))].filter(
@@ -36,14 +36,15 @@ async function firstIndex(id, isLate, signal, low = 0, path = undefined) {
   return low;
 }
 
+/** Return the number of a session's records, which is at least `atLeast`. */
 export const countRecords = (id, signal, atLeast) => firstIndex(id, () => false, signal, atLeast);
-/** Return the index of the record that created a version; -1 for version 0. */
+/** Return the index of the record that created a version. Return -1 for version 0, which no record created. */
 export const indexOf = async (id, at, signal) => (at < 1 ? -1 : firstIndex(id, ({ version }) => version >= at, signal));
 
 const NOT_KEPT = -32011,
   NOT_THERE = -32602;
-/** Return the first of the versions up to `version` that all have the same value at a pointer, or all have none.
- *  `isOldest` is set if the version before it isn't kept.
+/** Find the step that set the value at a pointer: go back from a version to the first version with the same value, or
+ *  also without a value. `isOldest` is set if the server no longer stores the version before that.
  * @returns {Promise<{version: number, isOldest?: boolean}>} */
 export async function setAt({ session_id: id, version }, pointer) {
   let wanted = null;
@@ -61,7 +62,7 @@ export async function setAt({ session_id: id, version }, pointer) {
   return { version: 0 };
 }
 
-/** Return whether a step's call, message or answer contains a text, which is in lower case. */
+/** Return whether a step's call, message or answer contains a text. The text must be in lower case. */
 function hasText(record, text) {
   const has = (value) =>
     isContainer(value)
@@ -89,14 +90,14 @@ export async function indexWith(text, id, { after, total, by }, signal) {
   return undefined;
 }
 
-/** Return the number of records in a session's history: all, and those of its ancestors. */
+/** Return two numbers of records in a session's history: all records, and the records of its ancestors. */
 export async function countPath(id, signal) {
   const ofParents = await firstIndex(id, (record) => record.session_id === id, signal, 0, true);
   return { ofParents, all: await firstIndex(id, () => false, signal, ofParents, true) };
 }
 
-/** Return the records from one index up to another. With `path`, they are the history of the current version, which
- *  includes records of ancestors. */
+/** Return the records from one index up to another. With `path`, the indexes are those of the current version's
+ *  history, which includes records of ancestors. */
 export async function records(id, from, to, signal, path = undefined) {
   const found = [];
   for (let after = from - 1; after < to - 1; after = found.at(-1).path_index ?? found.at(-1).index) {
@@ -127,10 +128,10 @@ export const rulesMet = (record) =>
     { title: "These rules applied to the call." },
     record.perturbed.rules.map((name) => (/^\d+$/.test(name) ? `rule ${name}` : name)).join(", "),
   );
-/** Return the sender and the recipient of a record, in a session with participants. */
+/** Return the sender and the recipient of a record as text. It is empty in a session without participants. */
 export const who = ({ by, to }) => (by && to ? `${by} to ${to}` : (by ?? ""));
 
-/** Return a record's outcome as the arguments of a tag. `before` is the session's version before it. */
+/** Return a record's outcome as the arguments of `h`. `before` is the session's version before the record. */
 export function outcome(record, before) {
   if (!isCall(record)) return ["span.tag.mark", record.kind];
   if (record.error) return ["span.tag.bad", "error"];

@@ -1,15 +1,15 @@
 // Comparison of two traces side by side. Equal steps share one row, and the first difference is marked.
-// It compares the calls and messages in the histories of both versions, but not their times.
+// The comparison covers the calls and messages in the histories of two versions, but not their times.
 import { changesOf, common, difference } from "./difference.js";
 import { button, count, h, link } from "./dom.js";
 import { stringify } from "./rpc.js";
 import { details, isCall, records, title, who } from "./trace.js";
 import { brief } from "./tree.js";
 
-const AROUND = 2; // equal steps beside those that differ
+const AROUND = 2; // equal steps that are shown before and after a step that differs
 const FOLDED = 6; // longer runs of equal steps are folded
 const CLIENT = "client"; // sender of calls at /rpc
-const CHANGES = 4; // differences within a step
+const CHANGES = 4; // differences that are shown within a step
 const NOT_COMPARED = new Set([
   "index",
   "version",
@@ -21,13 +21,13 @@ const NOT_COMPARED = new Set([
   "call_id",
 ]);
 
-/** Return the compared members of a record. */
+/** Return the members of a record that are compared. */
 const compared = (record) => Object.fromEntries(Object.entries(record).filter(([member]) => !NOT_COMPARED.has(member)));
 const sameStep = (record) => stringify(compared(record));
 const sameName = (record) => `${title(record)} ${who(record)}`;
 
-/** Align the steps of two traces as pairs `{a, b}`: first equal steps, then between them steps with the same name.
- *  A step of only one trace has no partner.
+/** Align the steps of two traces as pairs `{a, b}`. Equal steps are paired first. Between them, steps with the same
+ *  name are paired. A step that only one trace has is a pair with one member.
  * @param {any[]} one @param {any[]} other @param {((record: any) => string)[]} keys
  * @returns {{a?: any, b?: any, change?: any}[]} */
 function aligned(one, other, [key, ...keys] = [sameStep, sameName]) {
@@ -45,7 +45,7 @@ function aligned(one, other, [key, ...keys] = [sameStep, sameName]) {
 
 const isDifferent = ({ a, b, change }) => !a || !b || Boolean(change);
 
-/** Create the comparison of two sessions' traces up to these versions. */
+/** Create the comparison of two sessions' traces, each up to a version. */
 export async function comparedTraces(ids, versions, signal) {
   const traces = await Promise.all(
     ids.map(async (id, side) => {
@@ -105,7 +105,7 @@ function rowOf({ a, b, change }, isFirst = false) {
   );
 }
 
-/** Show a step. If it is in both traces, show its indexes in both. */
+/** Create the element of a step. If both traces have the step, it shows the step's indexes in both. */
 function stepOf(record, other = null) {
   const to = ({ session_id: id, index, version }) =>
     link(["sessions", id], { version, record: index }, h("span.at", String(index)));
@@ -121,7 +121,7 @@ function stepOf(record, other = null) {
   );
 }
 
-/** Show one side of the differences in a step that both traces have.
+/** Create the list of the differences within a step of both traces, for one of the two sides.
  * @param {any} change @param {"old" | "now"} side @param {string} tag */
 function changesIn(change, side, tag) {
   /** @type {any[]} */

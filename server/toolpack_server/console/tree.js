@@ -1,6 +1,7 @@
-// JSON value as a collapsible tree, with differences from another value marked. As WAI-ARIA describes, the tree is one
-// tab stop, and the arrow keys move in it.
-// Elements are created when their node is opened. Many members are shown in groups.
+// JSON value as a collapsible tree that marks the differences from another value. As WAI-ARIA describes, the tree is
+// one stop of the tab key, and the arrow keys move within the tree.
+// The tree creates the elements of a node's members only when the user opens the node, and shows many members in
+// groups, so that large worlds stay fast.
 import { changesOf, isContainer, join } from "./difference.js";
 import { button, count, fill, h } from "./dom.js";
 import { inFolders, nameOf, sizeOf } from "./files.js";
@@ -8,10 +9,10 @@ import { stringify } from "./rpc.js";
 import { isText, textChange, textSummary } from "./text.js";
 
 const GROUP = 100; // members that are shown at once
-const LONG = 120; // characters of a text that are shown in a line
+const LONG = 120; // characters of a value that are shown in its line
 const FOLDED = 5; // longer runs of equal members between changed ones are folded
-const MOST_ROWS = 10_000; // of a table: the max of one answer
-const OPENED = 40; // changes that are unfolded at first
+const MOST_ROWS = 10_000; // rows of a table: the server's maximum for one answer
+const OPENED = 40; // changes that a new tree shows unfolded
 const keyed = (value) => (Array.isArray(value) ? [...value.entries()] : Object.entries(value));
 
 /** Write a value in one line of about `limit` characters. */
@@ -29,13 +30,13 @@ export function brief(value, limit = LONG) {
   return isList ? `[${parts.join(", ")}]` : `{${parts.join(", ")}}`;
 }
 
-/** Return a whole value as text. A string stays as it is. */
+/** Return a whole value as JSON, but a string without quotation marks. */
 export const full = (value) => (typeof value === "string" ? value : stringify(value, 2));
-/** A node of a tree, or a group of nodes; `path` is there for a file, `files` for a folder.
+/** A node of a tree, or a group of nodes. Only a file has a `path`, and only a folder has `files`, their number.
  * @typedef {{key: string | number, pointer: string | null, value?: any, change?: any, changes: number, path?: string,
  *   group?: TreeNode[], files?: number}} TreeNode */
 
-/** Return the nodes below one: its members, or groups of them.
+/** Return the nodes below a node: its members, or groups of its members.
  * @param {TreeNode} node @param {Set<string>} [files] @returns {TreeNode[]} */
 function below({ group, value, change, pointer }, files) {
   if (group) return grouped(group);
@@ -47,7 +48,7 @@ function below({ group, value, change, pointer }, files) {
   return grouped(change ? folded(nodes) : nodes);
 }
 
-/** Group the equal members between the changes of a value. */
+/** Replace each long run of equal members between changed members by a group. */
 function folded(nodes) {
   const runs = [];
   for (const node of nodes) {
@@ -62,7 +63,8 @@ function groupOf(group) {
   return { key: `${group[0].key} … ${group.at(-1).key}`, pointer: null, group, changes };
 }
 
-/** @param {TreeNode[]} nodes */
+/** Return the nodes, but in at most 100 groups if there are more nodes than that.
+ * @param {TreeNode[]} nodes */
 function grouped(nodes) {
   if (nodes.length <= GROUP) return nodes;
   const size = GROUP ** Math.ceil(Math.log(nodes.length) / Math.log(GROUP) - 1);
@@ -70,7 +72,8 @@ function grouped(nodes) {
   return starts.map((start) => groupOf(nodes.slice(start, start + size)));
 }
 
-/** @param {TreeNode} node */
+/** Return whether a node has members to show.
+ * @param {TreeNode} node */
 function canOpen({ group, value, change, path }) {
   if (path !== undefined && isContainer(value)) return false; // bytes, a link, or an empty folder
   if (change?.kind === "changed") return isText(change);
@@ -81,9 +84,9 @@ function canOpen({ group, value, change, path }) {
 const leadsTo = ({ group, pointer }, wanted) =>
   group ? group.some((member) => leadsTo(member, wanted)) : `${wanted}/`.startsWith(`${pointer}/`);
 
-/** Create a tree. Return its element, and a function that reveals a pointer. `words` names changes, and `onSelect` is
- *  called with a node. `rowsOf` reads the first rows of a table that shows only their number. `files` has the pointers
- *  of trees of files. */
+/** Create a tree. Return its element, and a function that opens the tree at a pointer. `words` are the names of the
+ *  kinds of change. `onSelect` is called with the node that the user selects. For a table of which the world has only
+ *  the number of rows, `rowsOf` reads the first rows. `files` has the pointers of trees of files. */
 export function tree(value, change, { label, words, onSelect, rowsOf, files }) {
   const nodes = new WeakMap();
   const element = h("ul.tree", { role: "tree", "aria-label": label });
@@ -180,7 +183,8 @@ export function tree(value, change, { label, words, onSelect, rowsOf, files }) {
   return { element, reveal: (pointer) => select(openTo(pointer), false) };
 }
 
-/** @param {TreeNode} node @param {object} words */
+/** Create the row of a node: its name, its value or its changes.
+ * @param {TreeNode} node @param {object} words */
 function rowOf({ key, value, change, group, changes, path, files }, words) {
   const said = changes > 0 && (group || change.kind === "inside") ? count(changes, words.change) : words[change?.kind];
   const mark = said && h("span.mark", said),
@@ -202,7 +206,7 @@ function rowOf({ key, value, change, group, changes, path, files }, words) {
   return h("div.row", name, h("span.hint", count(members, Array.isArray(value) ? "item" : "field")), preview, mark);
 }
 
-/** Return the pointers of the members with a text in their name or value, in order. */
+/** Return the pointers of the members that contain a text in their name or value, in display order. */
 export function search(value, text, limit = 1000) {
   const has = (part) => String(part).toLowerCase().includes(text.toLowerCase());
   const found = [];

@@ -1,10 +1,11 @@
-// Values of a session's steps, from the ledgers: forks in which the Python client's `values` records rewards.
-// The console only reads them and evaluates nothing. Invalid forks aren't in a mean; their number is shown beside it.
+// Values of a session's steps: estimates of the reward that a rollout can still get after the step. The Python client's
+// `values` records the rewards of forks in a *ledger*, which is a fork itself. The console only reads ledgers, and
+// evaluates nothing. A mean leaves out invalid forks, and the table shows their number.
 import { count, h, labelsOf, link } from "./dom.js";
 import { call } from "./rpc.js";
 import { isOfReview } from "./runs_model.js";
 
-const AT_ONCE = 1000; // records that are read
+const AT_ONCE = 1000; // records of a ledger in one request
 
 /** Return whether a fork was created to estimate the values of its parent. */
 export const isForValues = ({ labels, parent }) => parent !== undefined && labels.values === parent.session_id;
@@ -33,8 +34,8 @@ async function notesOf({ session_id: ledger }, signal) {
   }
 }
 
-/** Return the recorded values of a session's steps by version: those of its current review, or the best ones of the
- *  ledgers. Nothing is computed.
+/** Return the recorded values of a session's steps by version: the values of a review of all current records, or else
+ *  the largest mean among the ledgers.
  * @param {string} id @param {any[]} forks @param {number} total @param {AbortSignal} signal */
 export async function recordedValues(id, forks, total, signal) {
   const found = new Map();
@@ -42,7 +43,7 @@ export async function recordedValues(id, forks, total, signal) {
   for (const { session_id } of forks.filter(isCurrent)) {
     const [first] = await call("get_trace", { session_id, limit: 1 }, signal);
     const review = first?.metadata?.review;
-    if (review?.session_id !== id) continue; // nothing was stored: the fork has these labels from a user, say
+    if (review?.session_id !== id) continue; // no review: a user may have given these labels to an ordinary fork
     for (const { version, value } of review.steps) found.set(version, value ?? null);
     return found;
   }
@@ -54,7 +55,7 @@ export async function recordedValues(id, forks, total, signal) {
   return found;
 }
 
-/** Return the mean of rewards and its squared standard error; NaN if there are too few rewards. */
+/** Return the mean of rewards and the square of its standard error. The result is NaN where it needs more rewards. */
 function estimate(notes = []) {
   const rewards = notes.filter(({ reward }) => reward !== null).map(({ reward }) => Number(reward)),
     n = rewards.length;

@@ -9,7 +9,8 @@ import { full, search, tree } from "./tree.js";
 
 const WORDS = { changed: "changed", added: "added", removed: "removed", change: "change", old: "", now: "" };
 
-/** Create the panel for a session's world, and mark the changes. `ends` has the session and the version. */
+/** Create the panel for a session's world, with its changes marked. `ends` are the parameters that name the session and
+ *  the version. */
 export function worldPanel(value, change, { label, words = WORDS, files, ends }) {
   const bar = h("div.bar", h("span.hint", "Choose a value to copy it, or to see which step set it."));
   const onSelect = ({ pointer, value: chosen, path }) => {
@@ -29,8 +30,9 @@ export function worldPanel(value, change, { label, words = WORDS, files, ends })
 
 const MOST = 40; // max number of differing rows to add
 
-/** Add the differing rows to large tables, which show only the number of rows, so that two worlds can be compared.
- *  `ends` has the sessions and versions. */
+/** Return two worlds with the rows that differ added to their large tables. A world has only the number of rows of a
+ *  large table, so the comparison would miss these rows. `ends` are the parameters that name the sessions and
+ *  versions. */
 export async function withRows(ends, worlds) {
   if (!stringify(worlds).includes('{"$rows":')) return worlds;
   const [from, to] = ends;
@@ -76,19 +78,19 @@ function searchBox(value, reveal) {
   });
 }
 
-const SMALL = 100_000; // max characters of a value, because many versions of it are read
-/** Return whether a value can be compared with older ones: it is small, and shown as a whole. */
+const SMALL = 100_000; // max characters of a value whose step is searched, because the search reads many versions
+/** Return whether a value can be compared with its older versions: it is small, and the world has all of it. */
 function canBeTraced(value) {
   const text = stringify(value) ?? "";
   return text.length < SMALL && !(isContainer(value) && /"\$(rows|size)":/.test(text));
 }
 
-/** Create a button that goes to the step that set a value, or shows why there is none. */
+/** Create a button that goes to the step that set a value, or says that no step set it. */
 function stepButton(ends, pointer) {
   const said = h("span.hint", { "aria-live": "polite" });
   const find = async () => {
     const { version, isOldest } = await setAt(ends, pointer);
-    if (!said.isConnected) return; // something else was chosen meanwhile
+    if (!said.isConnected) return; // the user has chosen another value meanwhile
     if (version === 0) fill(said, "Unchanged since the start.");
     else if (isOldest) fill(said, `Unchanged since version ${version}. The version before isn't kept.`);
     else go(["sessions", ends.session_id], { version }, `This step set ${readable(pointer)}.`);
