@@ -58,7 +58,7 @@ class Stops:
         elif line == self.at and not self.hit.is_set():
             self.hit.set()
             self._job(frame).deadline = 0.0
-            wait_until(lambda: here.block.wanted, "the interruption")
+            wait_until(lambda: here.block.interrupted, "the interruption")
         return self.trace
 
     @staticmethod

@@ -1,11 +1,11 @@
 """Hooks that release the server's sockets and locks in processes that a tool function forks.
 
-Such a process may outlive the server. If it kept the inherited port and the store's lock, no worker could be replaced,
-and no server could start again. So each module registers a hook if it opens files or sockets that must close with this
-process, or runs work that must not continue in a fork.
+A forked process may outlive the server. If it kept the server's port and the store's lock, the server couldn't replace
+a worker or start again. So a module registers a hook if it opens files or sockets, or runs work that must not continue
+in a fork.
 
-A library that forks in C without Python's knowledge runs no hooks. Such a process keeps the descriptors until it starts
-another program, which closes them.
+A library that forks in C bypasses Python, so the hooks don't run. The forked process then keeps the descriptors until
+it executes another program.
 """
 
 import os
@@ -18,7 +18,7 @@ _callbacks: list[weakref.WeakMethod[Callable[[], object]]] = []
 
 
 def run_after_fork(act: Callable[[], object]) -> None:
-    """Register a bound method that each forked process calls first, as long as the method's object lives."""
+    """Register a bound method, which each forked process calls first. The registry doesn't keep its object alive."""
     _callbacks[:] = [each for each in _callbacks if each() is not None]
     _callbacks.append(weakref.WeakMethod(act))
 
@@ -26,18 +26,21 @@ def run_after_fork(act: Callable[[], object]) -> None:
 def detach(descriptors: Iterable[int]) -> None:
     """Close inherited descriptors in a forked process.
 
-    Their numbers stay in use, for /dev/null, because inherited objects will close the numbers once more. /dev/null
-    can't be locked. So SQLite, when it closes an inherited connection, doesn't consider itself the last user of a file,
-    and doesn't remove the file's log.
+    Each descriptor refers to /dev/null afterwards, because inherited objects will close the descriptor once more. If
+    its number were free, a new file could have taken it by then.
+
+    /dev/null can't be locked. So SQLite doesn't take itself for the last user of a database when it closes an inherited
+    connection, and doesn't remove the database's log.
     """
-    nothing = os.open(os.devnull, os.O_RDONLY | getattr(os, "O_PATH", 0))
+    null = os.open(os.devnull, os.O_RDONLY | getattr(os, "O_PATH", 0))
     for descriptor in descriptors:
         if descriptor >= 0:
-            os.dup2(nothing, descriptor, inheritable=False)
-    os.close(nothing)
+            os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
 
 
 def _run_callbacks() -> None:
+    """Call the registered methods in a forked process."""
     for reference in _callbacks:
         act: Any = reference()
         if act is not None:
@@ -47,6 +50,6 @@ def _run_callbacks() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_run_callbacks)
 
-id_numbers = random.Random()  # noqa: S311 - see below
-"""Random numbers for ids that may be guessable. The system's generator would take longer."""
-run_after_fork(id_numbers.seed)  # otherwise both processes would draw the same ids
+id_numbers = random.Random()  # noqa: S311 - not for secrets
+"""Random numbers for ids that needn't be secret. The system's generator would take longer."""
+run_after_fork(id_numbers.seed)  # otherwise the forked process would draw the same ids

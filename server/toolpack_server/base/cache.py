@@ -1,7 +1,7 @@
 """Bounded LRU cache, for session states, initial environments, recipes, digests and agents' keys.
 
-Why not `cachetools`: its caches aren't thread-safe, raise an exception for a value that is too large, and would be the
-slowest step of a read from memory. Executors also need to store the values of one call even if they are too large.
+`cachetools` isn't used, because its caches aren't thread-safe, raise an exception for a value that is too large, and
+would be the slowest step of a read from memory. It also has no `put_all`, which executors need.
 """
 
 from collections import OrderedDict
@@ -28,7 +28,7 @@ class BoundedCache(Generic[K, V]):
         self._max_size = max_size
         self._size_of = size_of
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._lock = RLock()
+        self._lock = RLock()  # reentrant, because `setdefault` and `put_all` call other methods
         self.size = 0
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class BoundedCache(Generic[K, V]):
             return entry[0]
 
     def put(self, key: K, value: V) -> None:
-        """Store a value, unless it alone is larger than the cache."""
+        """Replace the value of a key. If the new value alone is larger than the cache, the key has no value then."""
         size = self._size_of(value)
         with self._lock:
             _, before = self._entries.pop(key, (None, 0))
@@ -56,7 +56,7 @@ class BoundedCache(Generic[K, V]):
                     self._drop(0)
 
     def setdefault(self, key: K, value: V) -> V:
-        """Return the stored value, or store and return this one."""
+        """Return the stored value of a key. If there is none, store and return `value`."""
         with self._lock:
             if key in self._entries:
                 return self._entries[key][0]
@@ -64,7 +64,7 @@ class BoundedCache(Generic[K, V]):
         return value
 
     def put_all(self, values: Mapping[K, V]) -> None:
-        """Store all values, even if they exceed the maximum size together."""
+        """Store all values, even if they exceed the maximum size together: a call needs all its values at once."""
         with self._lock:
             for key, value in values.items():
                 self.pop(key)
@@ -74,14 +74,14 @@ class BoundedCache(Generic[K, V]):
             self._drop(len(values))
 
     def pop(self, key: K) -> V | None:
-        """Remove and return a value, or return None."""
+        """Remove a key, and return its value or None."""
         with self._lock:
             value, size = self._entries.pop(key, (None, 0))
             self.size -= size
         return value
 
     def _drop(self, min_count: int) -> None:
-        """Drop the least recently used values until the rest fits or only `min_count` are left."""
+        """Drop the least recently used values until the rest fits, but keep at least `min_count` values."""
         while self.size > self._max_size and len(self._entries) > min_count:
             _, (_, size) = self._entries.popitem(last=False)
             self.size -= size

@@ -3,7 +3,7 @@
 An exception is named after the fault. Its message is one sentence: what went wrong, where, and what to do. Only
 `rpc/codes.py` maps exceptions to JSON-RPC codes.
 
-The base below `ToolpackServerError` says who gets the message:
+An exception's base class says who reads its message:
 
     StartError      the person who starts the server; it doesn't start
     CallError       the agent, in the envelope of its call
@@ -24,15 +24,15 @@ MAX_SHOWN = 200
 
 
 def shown(name: str) -> str:
-    """Return a client's text for an error message, shortened: it may be as long as a request."""
+    """Return a client's text, shortened for an error message, because the text may be as long as a request."""
     return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
 
 
 def without_frames(error: E) -> E:
     """Remove the traceback, context and cause of an exception, and return it.
 
-    The frames of a traceback refer to all their local variables, however large. An exception that is stored in one of
-    them forms a cycle, which only the garbage collector frees, much later.
+    A traceback keeps all local variables of its frames in memory. If one of these variables has the exception, only the
+    garbage collector can free them, much later.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
@@ -59,19 +59,27 @@ class RegistrationError(StartError, ValueError):
 
 
 class ToolpackUnavailable(StartError):  # noqa: N818 - no error: the server starts without it
-    """Raised by a toolpack at its import if an optional package is missing. The message says how to install it."""
+    """A toolpack needs an optional package that is missing. It raises this exception while it is imported.
+
+    The message says how to install the package.
+    """
 
 
 class NoEnvironmentError(ToolpackServerError, ValueError):
-    """A function with dependencies was run without an environment. It is the program's mistake, not the agent's."""
+    """A function with dependencies was run without an environment. This is the program's mistake, not the agent's."""
 
 
 class CallError(ToolpackServerError):
-    """Ends a call. Its message is the `error` of the envelope."""
+    """A call failed. The message is the `error` of its envelope."""
 
 
 class ToolNotFoundError(CallError):
-    """The session has no such function. `similar` has the names of functions that may have been meant."""
+    """The session has no function of this name.
+
+    Args:
+        message: The message.
+        similar: Names of functions that the agent may have meant.
+    """
 
     def __init__(self, message: str, similar: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -82,7 +90,7 @@ class SnapshotError(CallError):
     """The environment has an object that can't be stored exactly. The message names its path and type.
 
     Attributes:
-        undeclared: Whether it could be stored if its class were in the toolpack's `state_types`.
+        undeclared: Whether the object could be stored if its class were in the toolpack's `state_types`.
     """
 
     def __init__(self, message: str, *, undeclared: bool = False) -> None:
@@ -119,7 +127,7 @@ class CrashedError(CallError):
 
 
 class RequestError(ToolpackServerError):
-    """Refuses a request. Nothing was changed and nothing is recorded."""
+    """A request is refused. Nothing was changed and nothing is recorded."""
 
 
 class InvalidParamsError(RequestError):
@@ -157,7 +165,7 @@ class OverloadedError(RequestError):
 
 
 class ClassesChangedError(RequestError):
-    """The stored state was written by other classes than the loaded ones."""
+    """The loaded classes differ from the classes that stored the state."""
 
 
 class CallIdReusedError(RequestError):
@@ -192,11 +200,11 @@ class StateDamagedError(RequestError):
 
 
 class EvaluationError(RequestError):
-    """The evaluator, the solution or the loader of a task failed. This is never a reward of 0.
+    """The evaluator, the solution or the loader of a task failed. Such a failure never counts as a reward of 0.
 
     Args:
         message: The message.
-        kind: Name of the exception's class.
+        kind: Name of the class of the exception that the task's code raised.
         not_finite: Whether the reward was NaN or infinite.
         raised_at: File, line and function, for the author. Replies never contain it.
     """
@@ -209,13 +217,13 @@ class EvaluationError(RequestError):
 
 
 def for_author(error: Exception) -> str:
-    """Return the message of an error, with the location in the author's code if it is known."""
+    """Return the message of an error, with the location in the author's code if the error has one."""
     raised_at = getattr(error, "raised_at", None)
     return f"{error} (raised at {raised_at})" if raised_at else str(error)
 
 
 class AnsweredError(RequestError):
-    """Another answer was submitted before, in the same history."""
+    """The session has ended with an answer or a failure, so the request is refused."""
 
 
 class InternalError(ToolpackServerError):
@@ -226,7 +234,7 @@ class InternalError(ToolpackServerError):
 
 
 class HttpRefusedError(ToolpackServerError):
-    """Refuses a request before it reaches JSON-RPC."""
+    """A request is refused before the server parses it as JSON-RPC."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -253,7 +261,7 @@ class ReplyError(ClientError):
 
 
 class NoReplyError(ClientError):
-    """No answer came, also after all retries. The server may or may not have handled the request."""
+    """No answer came, even after all retries. The server may or may not have handled the request."""
 
 
 class RemoteFunctionError(ClientError):
@@ -269,7 +277,7 @@ class InternalSignal(ToolpackServerError):  # noqa: N818 - a signal, not an erro
 
 
 class UnsupportedObjectError(InternalSignal):
-    """An object can't be stored in a snapshot. `undeclared` is that of `SnapshotError`."""
+    """An object can't be stored in a snapshot. `SnapshotError` documents `undeclared`."""
 
     def __init__(self, message: str, *, undeclared: bool = False) -> None:
         super().__init__(message)
@@ -277,15 +285,15 @@ class UnsupportedObjectError(InternalSignal):
 
 
 class PlainObjectError(InternalSignal):
-    """A value to be shown as JSON contains a plain object, or refers to itself through one."""
+    """A value needs the slower conversion to JSON: it has plain objects, a cycle, or too many levels."""
 
 
 class CycleError(InternalSignal):
-    """An instance that hashes by value is part of a cycle."""
+    """An instance that a pickle must build in one step is part of a cycle. The pickle is then written in two steps."""
 
 
 class RpcRefusedError(InternalSignal):
-    """The request isn't JSON, isn't a valid request, or has an unknown method. JSON-RPC defines the codes for these."""
+    """The request isn't JSON, isn't valid, or has an unknown method. JSON-RPC defines a code for each of these."""
 
     def __init__(self, code: int, detail: str) -> None:
         super().__init__(detail)
@@ -306,7 +314,7 @@ class CallFailedError(InternalSignal):
 
 
 class HeavyReadError(InternalSignal):
-    """A read needs so much processor time that it must wait for its turn."""
+    """A read would take so much processor time that it must run in a thread, where reads take turns."""
 
 
 class MissingBlobError(InternalSignal, LookupError):
@@ -314,4 +322,4 @@ class MissingBlobError(InternalSignal, LookupError):
 
 
 class Interrupted(BaseException):
-    """Raised inside a function that missed its deadline, to end it. It is never seen outside of the function."""
+    """Ends a function that missed its deadline. The server raises it inside the function and catches it outside."""

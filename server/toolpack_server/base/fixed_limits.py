@@ -16,27 +16,31 @@ class FixedLimits(BaseModel):
     receive_seconds: float = Field(
         30,
         gt=0,
-        description="Time limit for a request's body, in seconds, and a third for its headers: 16 MB need 5 Mbit/s.",
+        description="Time limit for a request's body, in seconds; a third of it for the headers. "
+        "A body of 16 MB then needs 5 Mbit/s.",
     )
     max_bytes_in_flight: int = Field(
         256 * 2**20,
         ge=1024,
-        description="Estimated memory for requests that a worker receives or answers: 16 of the largest ones.",
+        description="Maximum estimated memory for requests that a worker receives or answers: 16 of the largest ones.",
     )
     async_bytes: int = Field(
         2**30,
         ge=0,
-        description="Estimated memory for calls that wait in async functions, per worker: 64 KB for each of 16,000.",
+        description="Maximum estimated memory for calls that wait in async functions, per worker: enough for 16,000 "
+        "calls with 64 KB each.",
     )
     max_stuck_threads: int = Field(
         4,
         ge=0,
-        description="Stuck threads of a worker before it is replaced; each one uses processor time.",
+        description="Maximum number of stuck threads of a worker; a worker with more is replaced, because each stuck "
+        "thread uses processor time.",
     )
     max_waiting_per_session: int = Field(
         1000,
         ge=1,
-        description="Maximum number of calls that wait for one session; they run one at a time, within the wait above.",
+        description="Maximum number of calls that wait for one session; the session runs one at a time, and each "
+        "waits at most queue_timeout_seconds.",
     )
     max_agent_requests: int = Field(
         16,
@@ -48,15 +52,19 @@ class FixedLimits(BaseModel):
     max_json_values: int = Field(
         250_000,
         ge=1000,
-        description="Maximum number of values in a request's JSON; a value may need 100 times its text's memory.",
+        description="Maximum number of values in a request's JSON; a value in memory may be 100 times as large as its "
+        "text.",
     )
     max_list_bytes: int = Field(
-        4 * 2**20, ge=1024, description="Size at which a list in an answer is cut; the next request continues there."
+        4 * 2**20,
+        ge=1024,
+        description="Maximum size of a list in an answer; the client requests the rest of a longer list separately.",
     )
     max_view_rows: int = Field(
         1000,
         ge=1,
-        description="Rows of a database table in the JSON of an environment; further rows need a page request.",
+        description="Maximum number of rows of a database table in the JSON of an environment; a client requests "
+        "further rows in pages.",
     )
     scratch_bytes: int = Field(
         512 * 2**20, ge=0, description="Maximum size of cached working copies of databases and files per worker."

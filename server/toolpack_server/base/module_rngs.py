@@ -1,7 +1,7 @@
 """Random generators that modules create without a seed when they are imported, such as `RNG = Random()`.
 
-They are treated like the generator of the module `random`: each forked process seeds them anew, and they are pinned
-with the other random numbers of a seeded session.
+The server treats these generators like the one of the module `random`. Each forked process seeds them anew, and calls
+in a seeded session set their seeds.
 """
 
 import random
@@ -16,7 +16,11 @@ from toolpack_server.base.after_fork import run_after_fork
 
 
 class ModuleRngs:
-    """Registry of the generators, by a name that is the same in all processes. It holds weak references."""
+    """Registry of the generators, as weak references.
+
+    A generator's name, such as `bank.rates 2`, has its module and its number in the module. It is the same in all
+    processes, so the same seed can be set in each.
+    """
 
     def __init__(self) -> None:
         self._generators: dict[str, weakref.ref[random.Random]] = {}
@@ -29,9 +33,10 @@ class ModuleRngs:
         A generator that gets a seed later in the block is removed.
         """
         seed = random.Random.seed
-        numbers = Counter[str]()
+        numbers = Counter[str]()  # of generators, by module
 
         def seed_and_register(generator: random.Random, a: Any = None, version: int = 2) -> None:
+            """Seed a generator, and add it to the registry unless it got a seed."""
             seed(generator, a, version)
             live = {name: each for name, each in self._generators.items() if each() not in {None, generator}}
             self._generators = live
@@ -40,12 +45,12 @@ class ModuleRngs:
                 numbers[module] += 1
                 self._generators[f"{module} {numbers[module]}"] = weakref.ref(generator)
 
-        kind: Any = random.Random
-        kind.seed = seed_and_register
+        random_class: Any = random.Random
+        random_class.seed = seed_and_register  # a new generator calls it
         try:
             yield
         finally:
-            kind.seed = seed
+            random_class.seed = seed
 
     def seed(self, seed_of: Callable[[str], int | None] = lambda _: None) -> None:
         """Seed all registered generators.
@@ -60,8 +65,8 @@ class ModuleRngs:
 
 
 def _caller() -> str:
-    """Return the name of the module that creates a generator."""
-    frame = sys._getframe(2)  # noqa: SLF001 - the caller of `seed`
+    """Return the name of the module that creates a generator: the first one on the stack besides `random`."""
+    frame = sys._getframe(2)  # noqa: SLF001 - the caller of `seed_and_register`
     while frame.f_back is not None and frame.f_globals.get("__name__") == random.__name__:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__"))

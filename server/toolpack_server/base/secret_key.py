@@ -1,7 +1,7 @@
 """Secret key of the HMAC on stored snapshots. A program that has the key can forge snapshots.
 
-The key is a setting, or a file that is created once in the data directory, readable only by the server's user. A
-damaged file, or one that other users can read, is refused, not repaired. The key is never written to a store or a log.
+The key is a setting, or a file in the data directory that only the server's user can read. The server creates the file
+once. It refuses a file that is damaged or that other users can read. The key is never written to a store or a log.
 """
 
 import codecs
@@ -18,7 +18,7 @@ KEY = re.compile(r"[0-9A-Fa-f]{32,}")
 
 
 def secret_key(settings: Settings) -> bytes:
-    """Return the key: the setting, a file in the data directory, or a random key for a memory store.
+    """Return the key: the setting, the content of the file, or a random key for a memory store.
 
     Raises:
         SettingsError: The key can't be read or created, or it isn't secret.
@@ -30,7 +30,7 @@ def secret_key(settings: Settings) -> bytes:
         return secrets.token_bytes(32)
     if url.shared:
         raise SettingsError(
-            "Servers that share a Redis need the same key: set TOOLPACK_SECRET_KEY to 32 or more random characters, "
+            "Servers that share a store need the same key: set TOOLPACK_SECRET_KEY to 32 or more random characters, "
             "for example the output of `openssl rand -hex 32`."
         )
     path = settings.data_dir / "secret.key"
@@ -56,6 +56,7 @@ def secret_key(settings: Settings) -> bytes:
 
 
 def _read(path: Path) -> bytes:
+    """Return the key in a file. Raise `SettingsError` if the file is damaged or other users can read it."""
     with path.open("rb") as file:
         mode, content = os.fstat(file.fileno()).st_mode, file.read()
     if mode & 0o077:
@@ -74,9 +75,9 @@ def _read(path: Path) -> bytes:
 
 
 def create_key(path: Path) -> None:
-    """Create the key, unless another process has created it."""
+    """Create the file with a random key, unless another process has created the file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Written to a temporary file and linked into place, so that no process reads an incomplete key.
+    # The key is written to a temporary file, then linked to its path, so that no process reads an incomplete key.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

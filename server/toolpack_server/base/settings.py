@@ -1,7 +1,7 @@
 """Settings of the server, in one class.
 
-A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate/settings.md lists it with its default
-and the first sentence of its description; a test compares the two.
+A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate/settings.md lists each setting with its
+default and the first sentence of its description; a test compares the table with this class.
 """
 
 import difflib
@@ -29,7 +29,7 @@ from toolpack_server.base.fixed_limits import FixedLimits
 from toolpack_server.base.store_url import SQLITE, StoreUrl
 
 PREFIX = "TOOLPACK_"
-BOM = "\ufeff"  # some editors write it at the start of a file, and a variable may be read from such a file
+BOM = "\ufeff"  # byte order mark, which some editors write at the start of a file with variables
 MIN_TOKEN_LENGTH = 8
 SEQUENCES = (tuple, list, set, frozenset)
 THREAD = "thread"
@@ -38,7 +38,7 @@ THREAD = "thread"
 _FIXED = {*FixedLimits.model_fields}
 
 Seconds = Annotated[float, Field(le=315_360_000)]
-"""At most ten years: infinity, and times that the system's clock can't hold, are refused."""
+"""Seconds, at most ten years. Infinity and other times that the system's clock can't represent are refused."""
 
 S = TypeVar("S", bound="_FromEnvironment")
 F = TypeVar("F", bound="FeatureSettings")
@@ -49,15 +49,17 @@ def split_list(value: str, separator: str) -> list[str]:
 
 
 def _split_folders(value: Any) -> Any:
+    """Split a text at its colons. Other values are returned unchanged."""
     return split_list(value.removeprefix(BOM), ":") if isinstance(value, str) else value
 
 
 def _split_pairs(value: Any) -> Any:
+    """Parse a text of name:token pairs to a dictionary, or raise `ValueError`. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     pairs: dict[str, str] = {}
     parts = [part.strip() for part in value.removeprefix(BOM).split(",")]
-    if value and not any(parts):  # an operator who sets tokens doesn't want to serve everyone
+    if value and not any(parts):  # a mistake such as ",", which mustn't open the server to everyone
         raise ValueError("it has no token: give name:token pairs, or unset it")
     for number, part in enumerate(filter(None, parts), 1):
         name, colon, token = (text.strip() for text in part.partition(":"))
@@ -77,11 +79,13 @@ def _split_pairs(value: Any) -> Any:
 
 
 class _FromEnvironment(BaseModel):
+    """Base class of settings that are read from environment variables with a prefix."""
+
     model_config = ConfigDict(extra="ignore", frozen=True, validate_default=True)
     prefix: ClassVar[str] = PREFIX
 
     def __init__(self, **values: Any) -> None:
-        """Create settings. A value given here comes first, then the environment variable, then the default."""
+        """Create settings. A value in `values` overrides the environment variable, and that overrides the default."""
         names = self.variables()
         environment = {names[name.upper()]: value for name, value in os.environ.items() if name.upper() in names}
         super().__init__(**{**environment, **values})
@@ -89,7 +93,7 @@ class _FromEnvironment(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
-        """Strip a text, and split a list at its commas, unless the field has its own validator."""
+        """Strip a text, and split it at its commas if the field is a list, unless the field has its own validator."""
         field = cls.model_fields[str(info.field_name)]
         if not isinstance(value, str) or any(isinstance(each, BeforeValidator) for each in field.metadata):
             return value
@@ -99,12 +103,12 @@ class _FromEnvironment(BaseModel):
 
     @classmethod
     def variables(cls) -> dict[str, str]:
-        """Return the names of the settings by environment variable, in order."""
+        """Return the settings' field names by environment variable, in the order of the fields."""
         return {f"{cls.prefix}{name.upper()}": name for name in cls.model_fields if name not in _FIXED}
 
     @classmethod
     def described(cls) -> dict[str, tuple[str, str]]:
-        """Return the default ("" if empty) and the description of each setting, by environment variable."""
+        """Return each setting's default ("" if empty), and the first sentence of its description, by variable."""
         descriptions = {}
         for variable, name in cls.variables().items():
             field = cls.model_fields[name]
@@ -118,8 +122,8 @@ class _FromEnvironment(BaseModel):
 class FeatureSettings(_FromEnvironment):
     """Base class of a feature's settings: `class TasksSettings(FeatureSettings, feature="tasks")`.
 
-    Each field needs a default and a description. Its environment variable is `TOOLPACK_<FEATURE>_<FIELD>`. Blanks
-    around a text are removed; the members of a list are separated by commas.
+    Each field needs a default and a description. Its environment variable is `TOOLPACK_<FEATURE>_<FIELD>`. Spaces
+    around a text are removed, and commas separate the items of a list.
     """
 
     def __init_subclass__(cls, *, feature: str, **more: Any) -> None:
@@ -232,7 +236,10 @@ class Settings(_FromEnvironment, FixedLimits):
     _of_features: dict[type[FeatureSettings], FeatureSettings] = PrivateAttr(default_factory=dict)
 
     def of(self, kind: type[F]) -> F:
-        """Return the settings of a feature, by their class: those set by `give`, or those of the environment.
+        """Return the settings of a feature: those set by `give`, else those of the environment variables.
+
+        Args:
+            kind: The class of the feature's settings.
 
         Raises:
             SettingsError: A value is wrong.
@@ -242,20 +249,21 @@ class Settings(_FromEnvironment, FixedLimits):
         return cast("F", self._of_features[kind])
 
     def give(self, *of_features: FeatureSettings) -> Self:
-        """Set the settings of features, in place of those of the environment."""
+        """Set the settings of features. Their environment variables are then ignored. Return self."""
         self._of_features |= {type(each): each for each in of_features}
         return self
 
     @property
     def store_url(self) -> StoreUrl:
-        """The store's URL, with its default filled in."""
+        """The URL of the store. The default is a SQLite file in the data directory."""
         return StoreUrl(self.store or f"{SQLITE}{self.data_dir / 'sessions.db'}")
 
     @cached_property
     def tokens_lines(self) -> tuple[str, ...]:
         """The lines of the tokens file, read once.
 
-        The server reads them before it starts workers, so all workers, also later replacements, use the same tokens.
+        The server reads the file before it starts workers. So all workers, even later replacements, use the same
+        tokens.
 
         Raises:
             SettingsError: The file can't be read.
@@ -280,21 +288,21 @@ class Settings(_FromEnvironment, FixedLimits):
 
     @property
     def max_reply_bytes(self) -> int:
-        """Maximum size of an answer. The answer to every possible change fits, because it can't be undone.
+        """Maximum size of an answer. The answer to every possible change must fit, because a change can't be undone.
 
-        An answer may contain a result three times: MCP sends it as JSON and as a text with JSON. A list may end with an
-        item of any size, and a batch has further answers.
+        A result may take three times its size, because MCP sends it as JSON and again as a text with JSON. The last
+        item of a list may exceed the list's limit, and a batch has several answers.
         """
         return max(4 * self.max_body_bytes, 4 * self.max_result_bytes + 2 * self.max_list_bytes)
 
     @cached_property
     def max_record_bytes(self) -> int:
-        """Maximum size of a call's arguments, and of its result, in a record. Longer ones are replaced by a digest."""
+        """Maximum size of a call's arguments in a record, and of its result. A digest replaces a larger value."""
         return self.max_result_bytes // 4
 
     @property
     def keep_bytes(self) -> int:
-        """Maximum size of the old versions of a session."""
+        """Maximum size of the old versions of a session together."""
         return self.max_session_bytes // 32
 
     @property
@@ -303,12 +311,16 @@ class Settings(_FromEnvironment, FixedLimits):
         return self.workers == 1 and not self.store_url.shared
 
 
-# Other variables with the prefix: those of the command, and those that Kubernetes sets for a service named `toolpack`.
+# Variables with the prefix that aren't settings: the command's, and Kubernetes' variables for a service `toolpack`.
 _OTHER_VARIABLES = re.compile(r"TOKEN|BENCHMARK_.*|(.*_)?SERVICE_(HOST|PORT)(_.*)?|(.*_)?PORT(_\d+_(TCP|UDP).*)?")
 
 
 def unknown_variables(of_features: Collection[str]) -> list[str]:
-    """Return a notice for each environment variable that looks like a setting but isn't one."""
+    """Return a notice for each environment variable that looks like a setting but isn't one.
+
+    Args:
+        of_features: The environment variables of features' settings.
+    """
     settings = {*Settings.variables(), *of_features}
     notices = []
     for name in sorted(os.environ):
@@ -326,7 +338,7 @@ def unknown_variables(of_features: Collection[str]) -> list[str]:
 
 
 def load_settings(**values: Any) -> Settings:
-    """Return the settings. A value that isn't None comes first, then the environment variable, then the default.
+    """Return the settings. A value in `values` that isn't None overrides the environment variable.
 
     Raises:
         SettingsError: A value is wrong; the message names the setting.
@@ -335,8 +347,8 @@ def load_settings(**values: Any) -> Settings:
 
 
 def read_settings(kind: type[S], **values: Any) -> S:
-    """Return the settings of the server or of a feature; see `load_settings`."""
-    # Kubernetes sets TOOLPACK_PORT=tcp://… for a service named `toolpack`; it isn't our setting.
+    """Return an instance of a settings class, with `values` and the environment variables; see `load_settings`."""
+    # Kubernetes sets TOOLPACK_PORT=tcp://… for a service named `toolpack`. That is no setting, so it is hidden here.
     injected = [name for name, value in os.environ.items() if name.startswith(PREFIX) and value.startswith("tcp://")]
     saved = {name: os.environ.pop(name) for name in injected}
     try:

@@ -1,21 +1,25 @@
-"""Store URL: whether the store is persistent or shared, and its files. Other modules don't test URL schemes."""
+"""Store URL, which tells whether a store is persistent or shared, and names the store's files.
+
+Other modules ask this class instead of comparing URL schemes.
+"""
 
 import re
 from pathlib import Path
 
 SQLITE = "sqlite:///"
 
-# Matches, in each of several URLs, the credentials before the host and the value of a password option.
+# Matches the credentials before a host and the value of a password option. The text may have several URLs.
 _SECRETS = re.compile(r"(?<=://)(?!/)(?:(?!://).)*@|(?<=password=)[^&,]*", re.IGNORECASE)
 
 
 class StoreUrl(str):
-    """A URL such as `memory:`, `sqlite:///path` or `redis://host`. It needn't name an existing kind of store."""
+    """URL such as `memory:`, `sqlite:///path` or `redis://host`. The class accepts unknown schemes, too."""
 
     __slots__ = ()
 
     @property
     def scheme(self) -> str:
+        """The kind of store, such as `redis`."""
         return self.partition(":")[0]
 
     @property
@@ -38,5 +42,5 @@ class StoreUrl(str):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The store's files on this machine. Further files of a store begin with the name of one of these."""
+        """The store's main files on this machine. The names of its further files begin with that of a main file."""
         return (Path(self.removeprefix(SQLITE)),) if self.startswith(SQLITE) else ()

@@ -1,22 +1,24 @@
 """Output of commands on standard output and standard error.
 
 All output goes through `echo`, which escapes control characters. So a text from an agent, a toolpack or a server can't
-move the cursor, change the text's direction or forge a line. It escapes as JSON does, so JSON stays the same JSON.
+move the cursor, change the text's direction or forge a line. The escapes are those of JSON, so they don't change the
+meaning of printed JSON.
 """
 
 import json
 import re
 import sys
 
-_OTHERS = re.compile(r"[^ -~]")
+_NOT_ASCII = re.compile(r"[^ -~]")  # also ASCII control characters
 
 
 def printable(text: str) -> str:
-    """Return a text with everything unprintable escaped: controls, line ends, direction marks, zero width."""
-    return text if text.isprintable() else _OTHERS.sub(_escaped, text)
+    """Escape the unprintable characters of a text: control characters, line ends, direction marks, zero-width ones."""
+    return text if text.isprintable() else _NOT_ASCII.sub(_escaped, text)
 
 
 def _escaped(match: re.Match[str]) -> str:
+    """Return the matched character, escaped as in a JSON string unless it is printable."""
     return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
 

@@ -1,23 +1,23 @@
-"""Labels of what a thread runs, for the message of a missed deadline.
+"""Labels of threads, which say what a thread runs. The error message of a missed deadline contains the label.
 
-Code that runs an author's code sets a label with `labelled`.
+The server sets a label with `labelled` before it runs a toolpack's code.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_labels: dict[int, str] = {}  # by thread ident
+_labels: dict[int, str] = {}  # by `threading.get_ident()`
 
 
 def label_of(thread: int) -> str:
-    """Return a thread's label; "" if it has none. Any thread may call this."""
+    """Return a thread's label, or "" if the thread has none. Any thread may call this."""
     return _labels.get(thread, "")
 
 
 @contextmanager
 def labelled(label: str) -> Iterator[None]:
-    """Label the current thread for a block.
+    """Label the current thread during a block. A nested block replaces the label until its end.
 
     Args:
         label: The start of a sentence, such as "The factory of toolpack 'bank'".

@@ -1,6 +1,6 @@
 """Timestamps for clients (RFC 3339) and expiry times of sessions.
 
-Inside the server a time is a float, in seconds since the epoch. Only this module turns it into text.
+Inside the server a time is a float, in seconds since the epoch. Only this module formats times for clients.
 """
 
 from datetime import UTC, datetime
@@ -16,8 +16,9 @@ def timestamp(seconds: float) -> str:
     return f"{_second(whole)}.{thousandths:03}Z"
 
 
-@lru_cache(maxsize=8)  # most formatted times are of the current second
+@lru_cache(maxsize=8)  # worthwhile, because most times to format are in the current second
 def _second(seconds: int) -> str:
+    """Return a time as RFC 3339 text without a fraction and time zone."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().partition("+")[0]
 
 

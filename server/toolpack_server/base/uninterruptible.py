@@ -1,11 +1,11 @@
 """Context manager that delays the interruption of a tool function while the server's own code runs inside it.
 
 If a function misses its deadline, `engine/interruption` raises an exception between any two of its bytecodes. But while
-the function reads files or a database, it runs code of the server. An exception there could leave a connection with an
-unread answer, or a working copy without an owner.
+the function reads files or a database of its environment, it runs code of the server. An exception there could leave a
+connection with an unread answer, or a working copy without an owner.
 
-So server code that functions can reach, and that uses resources which outlive the call, runs in a block `with
-uninterruptible:`. The interruption waits, and is raised at the end of the block.
+So server code runs in a block `with uninterruptible:` if functions can call it and it uses resources that outlive the
+call. An exception for the function is delayed to the end of the block.
 """
 
 import threading
@@ -17,14 +17,15 @@ class InterruptTarget:
     """A block of code that another thread may interrupt.
 
     Attributes:
-        token: A list with one item while the block may be interrupted. If the interrupter pops it, it raises its
-            exception. If the block's own thread pops it, it can't be interrupted.
-        wanted: Whether the block must end with `Interrupted`.
+        token: A list with one item while the block may be interrupted. The interrupter pops the item before it raises
+            its exception. The block's own thread pops the item to prevent that. `list.pop` is atomic, so only one of
+            them gets the item.
+        interrupted: Whether the block must end with `Interrupted`.
     """
 
     def __init__(self) -> None:
         self.token: list[None] = []
-        self.wanted = False
+        self.interrupted = False
 
     def await_exception(self) -> None:
         """Wait until the interrupter, which took the token, has raised its exception."""
@@ -32,7 +33,7 @@ class InterruptTarget:
 
 
 class _Uninterruptible(threading.local):
-    """The context manager. It can be nested, and can contain another interruptible block.
+    """Context manager that prevents interruptions. It can be nested, and can contain another interruptible block.
 
     Attributes:
         block: The interruptible block that the current thread runs, or None.
@@ -44,6 +45,7 @@ class _Uninterruptible(threading.local):
         self._outer: list[InterruptTarget | None] = []
 
     def __enter__(self) -> None:
+        """Take the current block's token. If the interrupter has taken it, wait for its exception."""
         block = self.block
         if block is not None:
             try:
@@ -54,10 +56,11 @@ class _Uninterruptible(threading.local):
         self._outer.append(block)
 
     def __exit__(self, *_exception: object) -> None:
+        """Give the token back, and raise `Interrupted` if an interruption was delayed."""
         self.block = block = self._outer.pop()
         if block is not None:
             block.token.append(None)
-            if block.wanted:
+            if block.interrupted:
                 raise Interrupted
 
 

@@ -88,7 +88,7 @@ class Interruptible(InterruptTarget):
         self._thread = threading.get_ident()
         uninterruptible.block = self
         self.token.append(None)  # last: from here on, the interrupter may raise its exception
-        if self.wanted:  # interrupted before this block
+        if self.interrupted:  # interrupted before this block
             self.__exit__()
 
     def __exit__(self, *_exception: object) -> None:
@@ -99,7 +99,7 @@ class Interruptible(InterruptTarget):
             self.await_exception()
         uninterruptible.block = None
         self._end = None
-        if self.wanted:
+        if self.interrupted:
             raise Interrupted
 
     def await_exception(self) -> None:
@@ -111,7 +111,7 @@ class Interruptible(InterruptTarget):
 
     def interrupt(self) -> None:
         """Interrupt the block if it is running, and every later block at its start."""
-        self.wanted = True
+        self.interrupted = True
         try:
             self.token.pop()
         except IndexError:  # no block is running, or server code is running within it
