@@ -1,19 +1,19 @@
 """Protocol of a session store: its rows and its methods.
 
-A store holds rows and bytes, and knows nothing of snapshots and calls. Its methods are called from several
-threads, may block, and are atomic. All stores pass one contract test.
+A store has rows and bytes. It doesn't interpret snapshots or records. Its methods are called from several threads, may
+block, and are atomic. All stores pass one contract test.
 
-A session's environment is stored in *parts*. The content of a part is a *blob*. A blob is written once, and everything
-else refers to it. Version *v* of a part is the newest blob that a commit gave it at or before *v*. So a commit stores
-only its changes, and a fork stores only references. A blob is deleted with the last reference to it.
+A session's environment is stored in *parts*. The content of a part is a *blob*, which is written once and then referred
+to by its id. A commit stores blobs only for the parts that it changes. So a part's content at version *v* is its newest
+blob from version *v* or an earlier one. A fork stores only references. A blob is deleted with the last reference to it.
 
-A fork refers to its parent's records up to the fork point, and to everything that the parent itself refers to. So a
-session that is deleted while it has forks is *kept* for them. It is hidden, but `ancestor`, `records` and `parts_at`
-still return it, and its bytes still count for its owner. It is deleted with the last of these forks. Data that no fork
-needs is deleted at once: later records and all versions. Only version 0 stays, and only if the session isn't a fork.
+A fork refers to its parent's records up to the fork point, and to all data that the parent refers to. So a session
+that is deleted while it has forks is *kept* for these forks. A kept session is hidden, but `ancestor`, `records` and
+`parts_at` still return its data, and its bytes still count for its owner. It is deleted with its last fork. Data that
+no fork needs is deleted at once: later records, and all versions. Version 0 stays if the session isn't itself a fork.
 
-A store that loses its newest data, as a Redis may in a failover, gives the same record index or lease epoch a second
-time. So each record has a random id, and a commit names the id of the record before it.
+A store that loses its newest data, as a Redis may in a failover, assigns a record index or lease epoch a second time.
+So each record has a random id, and a commit names the id of the record before it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,13 +36,13 @@ class Record:
     index: int  # position in the trace, from 0, without gaps
     version: int  # the session's version after this record: the same as before, or one more
     call_id: str | None
-    body: bytes  # JSON text; opaque to the store
-    id: str = field(default_factory=new_record_id)  # the next commit refers to it
+    body: bytes  # JSON text, which the store doesn't interpret
+    id: str = field(default_factory=new_record_id)  # the commit of the next record names it
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Past of a session that is copied from another store.
+    """Versions and records of a session that is copied from another store.
 
     `changes` has an entry for each stored version above 0, in order and without gaps: the blob ids of the parts that
     differ from the stored version before it. The last entry is the current version.
@@ -53,10 +53,12 @@ class History:
 
     @property
     def version(self) -> int:
+        """The current version."""
         return max(self.changes, default=0)
 
     @property
     def oldest(self) -> int:
+        """The oldest stored version above 0; 1 if there is none."""
         return min(self.changes, default=1)
 
     def rows(self) -> list[tuple[int, str, str]]:
@@ -68,31 +70,32 @@ NO_HISTORY = History()
 
 
 class ForkPoint(NamedTuple):
-    """The parent session, version and record of a fork."""
+    """The beginning of a fork: parent session, version and record."""
 
     session_id: str
     version: int
-    last: int = -1  # index of the parent's last record that belongs to the fork's history; -1 if none does
-    record: str = ""  # that record's id; "" if there is none
+    last: int = -1  # index of the parent's last record that the fork may inherit; -1 without records
+    record: str = ""  # id of the record `last`; "" without records
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
     """A session as it was created. Only `expires_at` ever changes.
 
-    The recipe and the details are opaque. Callers must not modify the labels: a store may return the same object again.
+    The store doesn't interpret the recipe and the details. Callers must not modify the labels, because a store may
+    return the same object again.
     """
 
     id: str  # sessions are listed in the order of their ids
-    agent_key: str  # the secret part of its agents' URL
-    owner: str  # the name of the token that created it; "" without tokens
-    recipe: bytes  # how its environments are built; may be large. A session and its forks share it; it is stored once
+    agent_key: str  # the secret part of the agent path
+    owner: str  # the name of the token that created the session; "" without tokens
+    recipe: bytes  # how the environments are built; may be large. Stored once for a session and all its forks
     labels: Mapping[str, str]
-    ttl_seconds: float  # after its last call
+    ttl_seconds: float  # lifetime after the last call
     created_at: float  # seconds since the epoch
-    expires_at: float  # the same, but in store time; see `SessionStore.count_time`
+    expires_at: float  # seconds since the epoch, but in store time; see `SessionStore.count_time`
     parent: ForkPoint | None = None
-    details: bytes = b""  # further data of this session; few bytes
+    details: bytes = b""  # further data of this session, not of its forks; few bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,41 +103,41 @@ class SessionQuery:
     """Filter and order of a list of sessions."""
 
     owner: str | None  # None: all owners
-    labels: Mapping[str, str]  # a session must have all of them
-    after: str  # list the sessions after this id; "" to start at the beginning
+    labels: Mapping[str, str]  # a listed session has all these labels
+    after: str  # list the sessions after the one with this id; "" to start at the beginning
     limit: int
     parent: str | None = None  # only forks of this session, which may have been deleted
-    newest_first: bool = False  # sort by creation time, then by id, both descending. False: by id, ascending
+    newest_first: bool = False  # True: sort by creation time, then by id, both descending. False: by id, ascending
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """The current state of a session."""
 
-    index: int  # of its last record; -1 if it has no record
+    index: int  # index of the last record; -1 without records
     version: int
     parts: Mapping[str, str]  # the blob id of each part of the current version
-    epoch: int = 0  # how many times its lease was granted; a commit must name the current epoch
-    last: str = ""  # the id of its last record; "" if it has no record
-    size: int = field(default=0, compare=False)  # approximate bytes of its records and of the blobs after version 0
+    epoch: int = 0  # number of times that the lease was granted; a commit must name the current epoch
+    last: str = ""  # id of the last record; "" without records
+    size: int = field(default=0, compare=False)  # approximate bytes of the records and of the blobs after version 0
 
 
 class Commit(NamedTuple):
     """A record and the changes of its call. They are stored together or not at all."""
 
     session_id: str
-    epoch: int  # of the lease that was held while the call ran
-    record: Record  # its index must be one more than that of the session's last record
+    epoch: int  # epoch of the lease that was held while the call ran
+    record: Record  # the session's next record: its index must follow that of the last record
     parts: Mapping[str, str] = MappingProxyType({})  # blob ids of the changed parts; empty if no part changed
     blobs: Mapping[str, bytes] = MappingProxyType({})  # new blobs by id; a stored blob is left unchanged
     expires_at: float | None = None  # the new expiry time; None leaves it unchanged
     release: bool = False  # also release the lease
-    after: str = ""  # the id of the session's record before this one; "" if this is the first
-    holder: str | None = None  # of the lease; None in a store that isn't shared
+    after: str = ""  # id of the session's record before this one; "" for the first record
+    holder: str | None = None  # holder of the lease; None in a store that isn't shared
 
 
 HELD_SECONDS = 86_400.0
-"""Longest time that an expired session is kept for a lease; its worker may have died unnoticed."""
+"""Maximum time that an expired session stays while it is in use. The worker that uses it may have died unnoticed."""
 
 
 class StoreClock(NamedTuple):
@@ -148,8 +151,8 @@ class StoreClock(NamedTuple):
 class Lease:
     """The holder of a session's lease at one moment. Only the holder may commit to the session.
 
-    A worker that waits for the lease watches the holder's heartbeat count. If the count doesn't change for long enough,
-    measured by the waiter's own clock, the holder is dead. So clocks of different machines are never compared.
+    A worker that waits for the lease watches the holder's heartbeat count. It takes the holder for dead if the count
+    doesn't change for long enough. It measures with its own clock, so clocks of different machines are never compared.
     """
 
     holder: str
@@ -160,12 +163,12 @@ class SessionStore(Protocol):
     """Store of sessions, their records and their snapshots; see the module's docstring.
 
     The caller ensures that texts can be encoded as UTF-8 and that integers fit in 53 bits. Every method may also raise
-    `OverloadedError` if the store can't be used now, and `StateDamagedError` if stored data can't be read. After an
-    `OverloadedError` the outcome of a commit is unknown until it is sent again.
+    `OverloadedError` if the store can't be used now, and `StateDamagedError` if stored data can't be read. If `commit`
+    raises an `OverloadedError`, the commits may be stored or not. The caller sends them again to find out.
 
     Attributes:
-        shared: True if other processes may commit to the same sessions. Then it is a `SharedStore`, and every commit
-            needs a lease. A store that isn't shared has locked its data for this process, and epochs stay 0.
+        shared: True if other processes may commit to the same sessions. The store is then a `SharedStore`, and every
+            commit needs a lease. A store that isn't shared locks its data for this process, and its epochs stay 0.
     """
 
     shared: bool
@@ -179,12 +182,13 @@ class SessionStore(Protocol):
     ) -> None:
         """Add sessions. All have the same parent, if any, the same parts at version 0, and the same history after it.
 
-        Idempotent: stored blobs are left unchanged, and so are stored sessions, also those that are kept for forks.
+        The method is idempotent: blobs and sessions that are already stored stay unchanged, even if a session is only
+        kept for its forks.
 
         Args:
             sessions: The new sessions.
             parts: Blob ids of version 0, by part.
-            blobs: Blobs by id: all that `parts` and `history` refer to and that may not be stored yet.
+            blobs: Blobs by id. A blob may be omitted if it is stored already.
             history: Changes and records after version 0.
 
         Raises:
@@ -193,13 +197,13 @@ class SessionStore(Protocol):
         """
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
-        """Return a session, expired or not, and its head. Return None if it doesn't exist."""
+        """Return a session, expired or not, and its head. Return None if the session doesn't exist."""
 
     def ancestor(self, session_id: str) -> StoredSession | None:
-        """Return a session that exists or is kept for its forks. Its `expires_at` has no meaning."""
+        """Return a session that exists or is kept for its forks, or None. Its `expires_at` has no meaning."""
 
     def find_agent(self, agent_key: str) -> str | None:
-        """Return the id of the session with this agent key."""
+        """Return the id of the session with this agent key, or None."""
 
     def commit(self, commits: Sequence[Commit]) -> Sequence[bool]:
         """Apply commits in order, in one transaction. Return for each whether it is stored.
@@ -212,7 +216,7 @@ class SessionStore(Protocol):
         - its call_id is already recorded, or
         - a part refers to a missing blob.
 
-        Idempotent: if the same record is already stored, the answer is True and nothing changes.
+        The method is idempotent: for a record that is already stored it returns True and changes nothing.
         """
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
@@ -233,23 +237,23 @@ class SessionStore(Protocol):
         """
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
-        """Return the record of a call_id, if the session has one."""
+        """Return the session's record with this call_id, or None."""
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
         """Return up to `limit` records with an index above `after`, in order.
 
-        With `max_bytes`, stop before the bodies exceed that many bytes in total, but return at least one record. A
-        session that is kept for its forks has only the records that its forks refer to.
+        With `max_bytes`, return fewer records if their bodies would exceed this total, but at least one. A session that
+        is kept for its forks has only the records that its forks refer to.
         """
 
     def records_at(self, ranges: Sequence[tuple[str, range]]) -> list[list[Record]]:
-        """Return the existing records in each range of indices of a session, in order: one list for each range."""
+        """Return one list of records for each range of indices of a session. Indices without a record are skipped."""
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
         """Delete old versions, but never records.
 
-        Version 0 and the current version always stay. Of the others, the newest `keep_versions` stay, as long as the
-        blobs that only they need take at most `keep_bytes` bytes.
+        Version 0 and the current version always stay. The newest `keep_versions` other versions stay, too, as far as
+        the blobs that only these versions need take at most `keep_bytes` bytes.
         """
 
     def renew(self, session_id: str, expires_at: float) -> None:
@@ -263,7 +267,7 @@ class SessionStore(Protocol):
         """
 
     def count(self, owner: str | None = None) -> int:
-        """Return the number of sessions of an owner, or of all."""
+        """Return the number of sessions of an owner, or of all owners."""
 
     def stored_bytes(self, owner: str) -> int:
         """Return the approximate bytes that are stored for an owner: records, recipes, labels and blobs.
@@ -272,14 +276,14 @@ class SessionStore(Protocol):
         """
 
     def count_time(self, clock: float | None = None) -> StoreClock:
-        """Return the store time: the clock without the gaps while no server ran. Sessions expire by it.
+        """Return the store time: the clock's time minus the gaps while no server ran. Sessions expire by store time.
 
-        A store remembers the last reading. If the next one differs by more than `history.GAP_SECONDS`, in either
-        direction, the clock was set or no server ran. Such a gap doesn't count.
+        A store remembers its last reading of the clock. If the next reading differs by more than `history.GAP_SECONDS`,
+        in either direction, then the clock was set or no server ran. The store doesn't count such a gap.
 
         Args:
-            clock: Time in seconds since the epoch. None: the store reads its own clock, which all servers share, in the
-                same step.
+            clock: Time in seconds since the epoch. None: the store reads its own clock, which is the same for all
+                servers.
         """
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
@@ -290,15 +294,16 @@ class SessionStore(Protocol):
         """
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
-        """Delete sessions with all their data that no fork needs. Return the ids of the sessions that existed.
+        """Delete sessions, and their data unless forks need it. Return the ids of the sessions that existed.
 
-        This must also work in a full store.
+        The method must also work in a full store, because it makes room.
         """
 
     def clean_up(self) -> None:
-        """Delete remaining data of deleted sessions. The server calls this every second.
+        """Delete remaining data of deleted sessions. The server calls this method every second.
 
-        `delete` and `delete_expired` may leave data behind that no method returns and that counts for no owner.
+        So `delete` and `delete_expired` may leave data for later. No other method returns it, and it counts for no
+        owner.
         """
 
     def ping(self) -> None:
@@ -337,10 +342,10 @@ class SharedStore(SessionStore, Protocol):
         """Release a lease without a commit. Does nothing if it isn't this holder's lease of this epoch."""
 
     def ask(self, session_id: str, holder: str) -> None:
-        """Ask the holder of a lease to release it when unused. The holder learns of it with its next heartbeat."""
+        """Ask the holder to release a lease when it is unused. The holder's next `heartbeat` returns the session."""
 
     def heartbeat(self, holder: str) -> Collection[str]:
-        """Add 1 to a worker's heartbeat count. Return the sessions that it should release, as others need them."""
+        """Add 1 to a worker's heartbeat count. Return the sessions that other workers have asked it to release."""
 
     def holder_ended(self, holder: str) -> None:
         """Record that a worker has ended. Its leases become free, and its other data is deleted soon after."""

@@ -1,7 +1,7 @@
 """Rules that all stores share: valid commits, versions, trimming, size limits and store time.
 
-These functions don't access a store. Each store keeps one `Change` for each part that a commit changed and calls
-them, so all stores behave the same.
+These functions don't access a store. Each store keeps a `Change` for each part that a commit changed, and applies these
+functions to its data. So all stores behave the same.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from toolpack_server.stores.base import Commit
 T = TypeVar("T")
 
 GAP_SECONDS = 60.0
-"""Longest time between two readings of the clock that still counts for sessions' TTLs."""
+"""Maximum time between two readings of the clock that counts for sessions' TTLs."""
 NOTE_SECONDS = 10.0
 """Interval at which a store saves its last reading of the clock."""
 
@@ -25,12 +25,15 @@ class SessionHead:
 
     epoch: int
     holder: str | None
-    last_index: int  # the index of its last record; -1 if it has no record
-    last: str  # the id of its last record; "" if it has no record
+    last_index: int  # index of the last record; -1 without records
+    last: str  # id of the last record; "" without records
 
 
 def follows(head: SessionHead, commit: Commit) -> bool:
-    """Return whether a commit has the session's lease and follows its last record. `script.lua` has the same rule."""
+    """Return whether a commit has the session's lease and follows its last record.
+
+    The Redis store repeats this rule in `script.lua`.
+    """
     return (
         commit.epoch == head.epoch
         and (commit.holder is None or commit.holder == head.holder)
@@ -40,7 +43,7 @@ def follows(head: SessionHead, commit: Commit) -> bool:
 
 
 class Change(NamedTuple):
-    """A new content of a part: `part` has the content `blob` from `version` on."""
+    """A change of a part: from `version` on, the part's content is `blob`."""
 
     version: int
     part: str
@@ -69,7 +72,7 @@ def trim(
     """
     if not kept:
         return kept.start, []
-    # One more version needs only the blobs that the version after it has replaced.
+    # Keeping one more old version costs the blobs that the next version has replaced.
     replaced: dict[int, list[str]] = defaultdict(list)
     newest: dict[str, str] = {}
     for version, part, blob in changes:
@@ -86,23 +89,24 @@ def trim(
         if keep_bytes < 0:
             break
         oldest = version
-    base: dict[str, Change] = {}
+    # Each part's last change up to the oldest kept version is its content there. Earlier changes are unneeded.
+    last: dict[str, Change] = {}
     unneeded = []
     for change in changes:
         version, part, _ = change
         if version > oldest:
             break
-        before = base.get(part)
+        before = last.get(part)
         if before is not None and before.version > 0:
             unneeded.append(before)
-        base[part] = change
+        last[part] = change
     return oldest, unneeded
 
 
 def to_note(last_reading: float | None, uncounted: float, clock: float) -> tuple[float, float] | None:
-    """Return the new last reading of the clock and the new total of uncounted seconds.
+    """Return the reading of the clock to save, and the new total of uncounted seconds; see `count_time`.
 
-    Return None if the reading needn't be saved yet. `script.lua` has the same rule.
+    Return None if nothing needs to be saved yet. The Redis store repeats this rule in `script.lua`.
     """
     if last_reading is None:
         return clock, uncounted

@@ -1,6 +1,7 @@
 """Store in the memory of this process. Its sessions are lost when the process ends.
 
-It uses plain dictionaries behind one lock and follows the protocol exactly. Tests compare the other stores with it.
+The store is also the reference for tests, which compare the other stores with it. So it is simple: dictionaries behind
+one lock.
 """
 
 import dataclasses
@@ -40,28 +41,31 @@ class Row:
     changes: list[Change]
     version: int = 0
     oldest: int = 1  # the oldest stored version, except version 0
-    recorded: int = 0  # bytes of the records
+    record_bytes: int = 0  # bytes of the records
     records: list[Record] = field(default_factory=list)
     calls: dict[str, Record] = field(default_factory=dict)  # by call_id
-    forks: dict[str, int] = field(default_factory=dict)  # number of records that each fork needs, by its id
+    forks: dict[str, int] = field(
+        default_factory=dict
+    )  # number of this session's records that each fork needs, by fork id
 
     def load_history(self, history: History) -> None:
-        """Set the version and the records from a history whose changes are already in `changes`."""
+        """Set the version and the records from a history. Its changes must be in `changes` already."""
         if history.changes:
             self.version, self.oldest = history.version, history.oldest
             self.parts = parts_at(self.changes, self.version)
         self.records = [*history.records]
-        self.recorded = sum(len(record.body) for record in self.records)
+        self.record_bytes = sum(len(record.body) for record in self.records)
         self.calls = {record.call_id: record for record in self.records if record.call_id is not None}
 
     def stored_session(self) -> StoredSession:
+        """Return the session with its current expiry time."""
         if self.session.expires_at != self.expires_at:
             self.session = dataclasses.replace(self.session, expires_at=self.expires_at)
         return self.session
 
     def head(self, position: SessionHead, blobs: Mapping[str, bytes]) -> Head:
         added = {change.blob for change in self.changes if change.version > 0}
-        size = self.recorded + sum(size_of(blobs[blob]) for blob in added)
+        size = self.record_bytes + sum(size_of(blobs[blob]) for blob in added)
         return Head(position.last_index, self.version, self.parts, position.epoch, position.last, size)
 
 
@@ -75,6 +79,7 @@ class SortedIndex:
         self._forks: defaultdict[str, set[str]] = defaultdict(set)
 
     def add(self, sessions: Sequence[StoredSession]) -> None:
+        """Add sessions, and keep all lists sorted."""
         for session in sessions:
             self._times[session.id] = session.created_at
             if session.parent is not None:
@@ -85,6 +90,7 @@ class SortedIndex:
         self._created.sort()
 
     def remove(self, sessions: Collection[StoredSession]) -> None:
+        """Remove sessions."""
         for session in sessions:
             del self._times[session.id]
             if session.parent is not None:
@@ -97,18 +103,18 @@ class SortedIndex:
             self._created = [entry for entry in self._created if entry[1] in self._times]
 
     def following(self, query: SessionQuery) -> Iterator[str]:
-        """Return the ids after `query.after` in the query's order and with its parent. Owner and labels are ignored."""
+        """Return the ids after `query.after`, in the query's order. Filter by parent, but not by owner and labels."""
         after, parent = query.after, query.parent
         if not query.newest_first:
             ids = self._ids if parent is None else sorted(self._forks.get(parent, ()))
-            return (ids[last_index] for last_index in range(bisect_right(ids, after), len(ids)))
+            return (ids[position] for position in range(bisect_right(ids, after), len(ids)))
         if after and after not in self._times:
             raise SessionNotFoundError
         created = self._created
         if parent is not None:
             created = sorted((self._times[id_], id_) for id_ in self._forks.get(parent, ()))
         end = bisect_left(created, (self._times[after], after)) if after else len(created)
-        return (created[last_index][1] for last_index in range(end - 1, -1, -1))
+        return (created[position][1] for position in range(end - 1, -1, -1))
 
 
 class MemoryStore:
@@ -130,7 +136,7 @@ class MemoryStore:
         self._dropped: list[bytes] = []  # stubs of deleted blobs
 
     @classmethod
-    def from_url(cls, url: str, *, exclusive: bool) -> "MemoryStore":  # noqa: ARG003 - as each store is opened
+    def from_url(cls, url: str, *, exclusive: bool) -> "MemoryStore":  # noqa: ARG003 - the signature of all stores
         return cls()
 
     def create(
@@ -140,6 +146,7 @@ class MemoryStore:
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
+        """Add a row for each session that isn't stored yet."""
         parts = dict(parts)  # one copy, which the sessions share until they change something
         changes = [Change(0, part, blob) for part, blob in parts.items()]
         changes += [Change(*row) for row in history.rows()]
@@ -177,20 +184,21 @@ class MemoryStore:
             return [self._commit(commit) for commit in commits]
 
     def _commit(self, commit: Commit) -> bool:
+        """Apply a commit, or return False if it is refused. The caller holds the lock."""
         row = self._rows.get(commit.session_id)
         if row is None:
             return False
         record = commit.record
-        if record.index < len(row.records):
+        if record.index < len(row.records):  # sent again
             return row.records[record.index] == record
         if (
-            not follows(self._position(row), commit)
+            not follows(self._session_head(row), commit)
             or record.call_id in row.calls
             or any(blob not in commit.blobs and blob not in self._blobs for blob in commit.parts.values())
         ):
             return False
         row.records.append(record)
-        row.recorded += len(record.body)
+        row.record_bytes += len(record.body)
         row.version = record.version
         if record.call_id is not None:
             row.calls[record.call_id] = record
@@ -204,6 +212,7 @@ class MemoryStore:
         return True
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return blobs by id."""
         with self._lock:
             try:
                 return {blob: self._blobs[blob] for blob in ids}
@@ -211,6 +220,7 @@ class MemoryStore:
                 raise MissingBlobError(*missing.args) from None
 
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
+        """Return the blob ids of a version. A kept session has only version 0, or none if it is a fork."""
         with self._lock:
             row = self._find(session_id)
             if row is None or (row.session.id in self._kept and row.session.parent):
@@ -225,6 +235,7 @@ class MemoryStore:
             return row.calls.get(call_id) if row else None
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
+        """Return records after an index, within the limits. A kept session has records, too."""
         first = max(after + 1, 0)
         with self._lock:
             row = self._find(session_id)
@@ -237,6 +248,7 @@ class MemoryStore:
             return [row.records[indices.start : indices.stop] if row else [] for row, indices in rows]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
+        """Delete old versions by the rules of `history.trim`."""
         with self._lock:
             row = self._rows.get(session_id)
             if row is None:
@@ -254,6 +266,7 @@ class MemoryStore:
                 row.expires_at = expires_at
 
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
+        """Return the sessions that match a query, with their versions, in the query's order."""
         with self._lock:
             matches = (
                 (row.stored_session(), row.version)
@@ -267,22 +280,27 @@ class MemoryStore:
             return len(self._rows) if owner is None else self._owners[owner]
 
     def stored_bytes(self, owner: str) -> int:
+        """Count the bytes of an owner's sessions. Each blob and each recipe counts once."""
         with self._lock:
             rows = [row for row in chain(self._rows.values(), self._kept.values()) if row.session.owner == owner]
             blobs = {change.blob for row in rows for change in row.changes}
             return (
                 sum(size_of(self._blobs[blob]) for blob in blobs)
-                + sum(row.recorded + len(orjson.dumps(row.session.labels)) + len(row.session.details) for row in rows)
+                + sum(
+                    row.record_bytes + len(orjson.dumps(row.session.labels)) + len(row.session.details) for row in rows
+                )
                 + sum(map(len, {row.session.recipe for row in rows}))
             )
 
     def count_time(self, clock: float | None = None) -> StoreClock:
+        """Return the store time, and note the reading of the clock."""
         with self._lock:
             now = time.time() if clock is None else clock
             self._clock = to_note(*self._clock, now) or self._clock
             return StoreClock(now - self._clock[1], self._clock[1])
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
+        """Delete expired sessions that aren't in use, and return their ids."""
         with self._lock:
             ids = (id_ for id_, row in self._rows.items() if row.expires_at <= now)
             expired = list(islice((id_ for id_ in ids if not self._is_in_use(id_, now, busy)), limit))
@@ -290,7 +308,7 @@ class MemoryStore:
             return expired
 
     def _is_in_use(self, session_id: str, now: float, busy: Collection[str]) -> bool:
-        """Return whether an expired session must stay because it is in use."""
+        """Return whether an expired session is in use and has to stay, which it does for up to `HELD_SECONDS`."""
         return session_id in busy and self._rows[session_id].expires_at > now - HELD_SECONDS
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
@@ -301,6 +319,7 @@ class MemoryStore:
         """Do nothing: `delete` removes all data at once."""
 
     def _delete(self, session_ids: Sequence[str]) -> Sequence[str]:
+        """Do the work of `delete`. The caller holds the lock."""
         deleted = [row for session_id in session_ids if (row := self._rows.pop(session_id, None))]
         for row in deleted:
             del self._agents[row.session.agent_key]
@@ -319,10 +338,10 @@ class MemoryStore:
         self._remove_references(change for change in row.changes if change not in needed)
         row.changes, row.version, row.oldest = needed, 0, 1
         del row.records[max(row.forks.values()) :]
-        row.recorded = sum(len(record.body) for record in row.records)
+        row.record_bytes = sum(len(record.body) for record in row.records)
 
     def _remove(self, row: Row | None) -> None:
-        """Remove a session without forks, and those of its ancestors that were kept only for it."""
+        """Remove a session without forks, and each ancestor that was kept only for this session."""
         while row is not None:
             self._remove_references(row.changes)
             fork, row = row.session, None
@@ -347,22 +366,24 @@ class MemoryStore:
     def close(self) -> None:
         """Do nothing."""
 
-    def _position(self, row: Row) -> SessionHead:
+    def _session_head(self, row: Row) -> SessionHead:
         return SessionHead(0, None, len(row.records) - 1, row.records[-1].id if row.records else "")
 
     def _head(self, row: Row) -> Head:
-        return row.head(self._position(row), self._blobs)
+        return row.head(self._session_head(row), self._blobs)
 
     def _find(self, session_id: str) -> Row | None:
         return self._rows.get(session_id) or self._kept.get(session_id)
 
     def _add_references(self, changes: Iterable[Change], blobs: Mapping[str, bytes]) -> None:
+        """Count the references of changes to blobs, and store new blobs."""
         for change in changes:
             if change.blob not in self._blobs:
                 self._blobs[change.blob] = blobs[change.blob]
             self._references[change.blob] += 1
 
     def _remove_references(self, changes: Iterable[Change]) -> None:
+        """Remove the references of changes, and delete blobs without references."""
         for change in changes:
             self._references[change.blob] -= 1
             if not self._references[change.blob]:

@@ -21,9 +21,9 @@ class SharedMemory(MemoryStore):
         self._heartbeats = defaultdict(int)
         self._requests = defaultdict(set)  # holder -> ids of sessions that other workers want
 
-    def _position(self, row):
+    def _session_head(self, row):
         epoch, holder = self._leases.get(row.session.id, (0, None))
-        return replace(super()._position(row), epoch=epoch, holder=holder)
+        return replace(super()._session_head(row), epoch=epoch, holder=holder)
 
     def _commit(self, commit):
         before = self._rows.get(commit.session_id)
