@@ -1,7 +1,7 @@
 """Settings of the server, in one class.
 
-A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate/settings.md lists each setting with its
-default and the first sentence of its description; a test compares the table with this class.
+A setting is an environment variable `TOOLPACK_<NAME>`. The table in docs/operate/settings.md lists each setting with
+its default and the first sentence of its description; a test compares the table with this class.
 """
 
 import difflib

@@ -1,5 +1,5 @@
 """Sessions: creating, calling, reading, forking, resetting and closing them.
 
-This package defines the meaning of a session and its operations. The engine schedules the operations; `rpc` and `web`
-receive the requests.
+This package defines what a session and its operations are. The engine schedules the operations, and `rpc` and `web`
+receive the requests for them.
 """

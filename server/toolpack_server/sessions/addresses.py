@@ -1,7 +1,8 @@
 """Addresses of a session: their names, functions, limits and permissions.
 
-Each session has an address named `agent`. By default it has all functions and no limit. Features set the rest, and may
-add addresses to a session. The code that serves an address reads this module's objects and doesn't know the features.
+An address is what one participant of a session can use. Each session has an address named `agent`, by default with all
+functions and no limit. Features change the functions and limits, and may add addresses to a session. The code that
+serves an address reads this module's objects, so it doesn't depend on the features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +24,11 @@ class Address:
     Attributes:
         name: Name of the address, such as `agent` or a participant's name.
         functions: Names of the functions that the address has. None means all functions of the session.
-        max_calls: Maximum number of calls, including nested and failed ones. None means no limit.
-        prompt: Instructions for the user of the address, a text or messages. None means no instructions.
-        answers: The address may submit the session's answer.
+        max_calls: Maximum number of calls, including nested and failed calls. None means no limit.
+        prompt: Instructions for the participant, a text or messages. None means no instructions.
+        answers: Whether the address may submit the session's answer.
         others: Names of the session's other addresses.
-        view: Changed appearance of the functions. None means unchanged.
+        view: How functions look at this address. None means as they are.
     """
 
     name: str
@@ -39,30 +40,34 @@ class Address:
     view: "View | None" = None
 
     def listed(self, functions: Sequence[PackFunction]) -> list[PackFunction]:
-        """Return the functions of a session that the address has, as they appear there."""
+        """Return the functions that the address has, as they look there.
+
+        Args:
+            functions: The functions of the session.
+        """
         allowed = [function for function in functions if self.functions is None or is_offered(function, self.functions)]
         return allowed if self.view is None else self.view.listed(allowed)
 
     def has(self, function: PackFunction) -> bool:
-        """Return whether the address has a function."""
+        """Return whether the address has a function of the session."""
         return bool(self.listed([function]))
 
 
 class View(NamedTuple):
-    """Temporary appearance of functions at an address.
+    """Change of how functions look at an address: some may be hidden, or have other names or descriptions.
 
     Attributes:
-        listed: Returns functions as they appear.
-        lasts: Calls at the address don't change the appearance.
+        listed: Returns functions as they look at the address.
+        lasts: Whether calls at the address leave the view unchanged.
     """
 
     listed: Callable[[Sequence[PackFunction]], list[PackFunction]]
     lasts: bool
 
 
-def composed(views: "Sequence[View]") -> "View | None":
-    """Return the appearance that several features cause together, each on top of those before it."""
-    if len(views) < 2:  # noqa: PLR2004 - nothing to compose
+def compose_views(views: "Sequence[View]") -> "View | None":
+    """Return one view that applies several views in order, or None without views."""
+    if len(views) < 2:  # noqa: PLR2004 - one view needs no other
         return views[0] if views else None
 
     def listed(functions: Sequence[PackFunction]) -> list[PackFunction]:
@@ -75,7 +80,7 @@ def composed(views: "Sequence[View]") -> "View | None":
 
 
 class AddressTool(Protocol):
-    """Tool that an address offers besides functions, for agents whose protocol has only tools.
+    """Tool that an address offers besides functions, because some protocols have only tools.
 
     Attributes:
         name: Name of the tool. If a function has the same name, the address offers the function instead.
@@ -85,18 +90,29 @@ class AddressTool(Protocol):
     description: str
     parameters: type[Parameters]
 
-    def is_offered(self, address: Address) -> bool: ...
+    def is_offered(self, address: Address) -> bool:
+        """Return whether the address offers the tool."""
+        ...
 
     async def use(self, session_id: str, owner: str, by: str, arguments: Any, call_id: str | None) -> Any:
-        """Run the tool, and return its result as JSON. `arguments` is an instance of `parameters`."""
+        """Run the tool, and return its result as a JSON value.
+
+        Args:
+            session_id: The session.
+            owner: The owner of the session.
+            by: Name of the address.
+            arguments: An instance of `parameters`.
+            call_id: Idempotency key of the request, if it has one.
+        """
 
 
 class NamedAddresses:
-    """Additional addresses of sessions besides the agent's. This base class adds none.
+    """Additional addresses of sessions besides the agent's. A feature's subclass defines them; this class adds none.
 
     Attributes:
-        purpose: Purpose of the additional addresses' keys. Keys derived for different purposes differ.
-        member: Member of a session's description that shows the paths of each address by name. "" shows none.
+        purpose: Text to derive the keys of the additional addresses, together with the server's key.
+        member: Name of the member of a session's description that shows the paths of each address by name. "" shows
+            no such member.
     """
 
     purpose = "address"
@@ -114,24 +130,25 @@ class AddressHook:
     """Hook for features that change the addresses of sessions. A subclass overrides the methods that it needs.
 
     Attributes:
-        of_option: Name of the recipe data that `fill` needs. It is called only for sessions that have it; "": for all.
+        of_option: Name of the recipe data that `fill` needs. `fill` is called only for sessions with this data. ""
+            means that it is called for all sessions with data of any feature.
     """
 
     of_option = ""
 
     def fill(self, session: StoredSession, address: Address) -> Address:  # noqa: ARG002 - a subclass uses it
-        """Return the address with the functions, limit, prompt and permissions that the feature sets.
+        """Return a copy of the address with the functions, limit, prompt and permissions that the feature sets.
 
         The method may run a toolpack's code.
         """
         return address
 
     def view(self, session: StoredSession, head: Head, name: str) -> View | None:
-        """Return the current appearance of functions at an address, or None if the feature doesn't change it."""
+        """Return how functions look now at the address of this name, or None if the feature doesn't change that."""
 
 
 class Addresses:
-    """Addresses of all sessions. `Service` registers the features' declarations before the first request.
+    """Addresses of all sessions. `Service` fills the attributes from the features before the first request.
 
     Attributes:
         named: Additional addresses of sessions.

@@ -1,7 +1,7 @@
 """Observer that counts and logs ended calls.
 
-The log lines of all calls that end in one iteration of the event loop are written together, after their answers are
-sent.
+Calls that end in one iteration of the event loop are logged together in the next iteration. So no answer waits for the
+log.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class CallObserver:
     """Counter and logger of calls.
 
     Args:
-        on_call: Called with each call that wasn't refused, and its outcome.
+        on_call: Called with the request and the outcome of each call that wasn't refused.
     """
 
     def __init__(
@@ -36,12 +36,20 @@ class CallObserver:
         self._log = CallLog(settings.log_calls, level=settings.log_level)
         self._has_tracebacks = settings.log_level == "debug"
         self._on_call = on_call
-        self._ended: list[EndedCall] = []  # in this iteration of the event loop
+        self._ended: list[EndedCall] = []  # calls that ended in this iteration of the event loop
 
     def ended(
         self, session_id: str, owner: str, request: CallRequest, outcome: Outcome | None, seconds: float
     ) -> EndedCall:
-        """Schedule the report of an ended call, and return its log entry. A call without an outcome was refused."""
+        """Schedule the report of an ended call, and return its log entry.
+
+        Args:
+            session_id: The session.
+            owner: The owner of the session. Logged only for clients' calls.
+            request: The call.
+            outcome: The outcome. None means that the call was refused.
+            seconds: The duration.
+        """
         if outcome is None:
             function, name, result = ("", ""), REFUSED, None
         else:
@@ -66,6 +74,7 @@ class CallObserver:
         return call
 
     def _report(self) -> None:
+        """Count and log the calls that have ended since the last report."""
         calls, self._ended = self._ended, []
         for call in calls:
             self._metrics.called(*call.counted_as, call.outcome, call.seconds)

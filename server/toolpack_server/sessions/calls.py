@@ -1,7 +1,7 @@
 """Calls of functions in a session: the operation, its record, and the kind of that record.
 
-The record of a call and the changed environment are one commit. A call that is refused before its function starts has
-neither.
+The record of a call and the changed environment are stored in one commit. A call that is refused before its function
+starts changes nothing and has no record.
 """
 
 import json
@@ -38,19 +38,19 @@ from toolpack_server.sessions.records import cut_arguments
 from toolpack_server.stores.base import Record, StoredSession
 from toolpack_server.volumes.volume import is_piece
 
-LARGE_ARGUMENTS = 4096  # bytes
+LARGE_ARGUMENTS = 4096  # bytes of arguments, above which the quotas are checked before the function runs
 COMPARING_SECONDS = 60.0  # time limit of a read-only check, independent of the call's deadline
 CANCELLED = "The client cancelled the call. Nothing has changed."
 
 
 class CallRequest(NamedTuple):
-    """A call as the client sent it. `rpc.methods.RunFunction` describes the other attributes.
+    """A call as the client sent it. `rpc.methods.RunFunction` describes the attributes that aren't listed here.
 
     Attributes:
         kwargs: The arguments. The function gets this object and may change it.
-        sent: The arguments as JSON text, which never changes. It is recorded, compared and logged.
-        problem: Why the arguments are invalid, if they are. The call then fails.
-        by: Name of the address that received the call, whose limits apply, or `client`.
+        sent: The arguments as JSON text, for the record and the log. Unlike `kwargs`, the text never changes.
+        problem: Why the arguments are invalid. The call then fails. None if they are valid.
+        by: Name of the address that received the call, or `client`. The limits of this address apply.
     """
 
     function: str
@@ -67,9 +67,10 @@ class CallOperation(SessionOperation):
     """Operation that runs a function in a session.
 
     Attributes:
-        plan: The function and its properties, set before the call runs.
-        outcome: Set by a hook to record and answer this outcome instead of running the function.
-        dry_run: Set by a hook to run the function without committing its changes.
+        plan: The function, its arguments and its properties. `prepare` sets it.
+        outcome: The outcome to record and return instead of running the function. Hooks set it. None runs the function.
+        dry_run: Whether to run the function without committing its changes. Hooks set it.
+        blobs: The bytes of the session's parts.
     """
 
     method = "run_function"
@@ -87,12 +88,13 @@ class CallOperation(SessionOperation):
         self.outcome: Outcome | None = None
         self._toolpacks: tuple[str, ...] = ()
         self._shown_kwargs = b""
-        self._nested: NestedRecord | None = None  # None without nested calls, or if none of them runs
-        self._complete: Outcome | None = None  # the outcome, if the record's first line has its complete result
+        self._nested: NestedRecord | None = None  # None if the record has no nested calls
+        self._complete: Outcome | None = None  # the outcome, if the line for clients has its complete result
 
     def prepare(self, state: SessionState) -> float:
+        """Plan the call, and return its deadline in seconds."""
         request, context, recipe = self.request, self.context, self.facts.recipe
-        # Features can change an address only if the recipe has data of theirs.
+        # Without features' data in the recipe, an address has all functions.
         limited = self.by != CLIENT and recipe.feature_options
         offered = context.addresses.of(state.session, self.by).functions if limited else None
         self._toolpacks = recipe.toolpacks
@@ -103,10 +105,11 @@ class CallOperation(SessionOperation):
         sent = request.sent
         self._shown_kwargs = sent if len(sent) <= max_bytes else cut_arguments(sent, request.kwargs, max_bytes)
         if self.plan.nested:
-            self._take_nested(self.plan.nested, max_bytes)
+            self._record_nested(self.plan.nested, max_bytes)
         return self.plan.timeout_seconds
 
-    def _take_nested(self, calls: Sequence[NestedCall], max_bytes: int) -> None:
+    def _record_nested(self, calls: Sequence[NestedCall], max_bytes: int) -> None:
+        """Prepare the record of the nested calls. If there are too many, the call fails instead of running."""
         if len(calls) > MAX_NESTED_CALLS:
             problem = (
                 f"{len(calls)} calls are nested in this one; {MAX_NESTED_CALLS} are allowed: send some of them first."
@@ -116,61 +119,72 @@ class CallOperation(SessionOperation):
             self._nested = NestedRecord(calls, max_bytes)
 
     def restart(self) -> None:
-        """Undo the preparation of a call that runs again from its beginning, after other operations."""
-        self._sent = self._sent._replace(expected_version=None)  # whoever restarts the call has compared it
-        self.request, self.outcome, self.dry_run, self.notes, self._nested = self._sent, None, False, NONE, None
+        """Undo the preparation of a call, because it will run again from its beginning, after other operations.
+
+        The caller must have checked `expected_version`, because the other operations may change the version.
+        """
+        self._sent = self._sent._replace(expected_version=None)
+        self.request, self.outcome, self.dry_run, self.hook_scratch, self._nested = self._sent, None, False, NONE, None
 
     def refuse(self, outcome: Outcome) -> None:
-        """Answer with an outcome instead of running the function. Nested calls aren't recorded."""
+        """Record and return an outcome instead of running the function. Nested calls aren't recorded."""
         self.outcome, self._nested = outcome, None
 
     def narrow(self, offered: frozenset[str]) -> None:
-        """Plan the call again with only the functions of these names."""
+        """Plan the call again for a session that has only the functions with these names."""
         self._replan(self.context.runtime(self._toolpacks, offered))
 
     def retarget(self, request: CallRequest) -> None:
-        """Run another call instead of the one that was sent. The `call_id` still belongs to the call that was sent."""
+        """Run another call instead of the call that was sent. The `call_id` still belongs to the call that was sent."""
         self.request, self._nested = request, None
         max_bytes = self.context.settings.max_record_bytes
         self._shown_kwargs = cut_arguments(request.sent, request.kwargs, max_bytes)
         self._replan(self.plan.runtime)
         if self.plan.nested:
-            self._take_nested(self.plan.nested, max_bytes)
+            self._record_nested(self.plan.nested, max_bytes)
 
     def _replan(self, runtime: SessionFunctions) -> None:
-        before, request = self.plan, self.request
+        """Replace the plan, but keep the execution policy that a hook has set."""
+        policy, request = self.plan.policy, self.request
         self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
-        self.plan.policy = before.policy
-        self.plan.compares &= before.policy is None
+        self.plan.policy = policy
+        self.plan.compares &= policy is None  # calls with a policy must be repeatable, but only some calls are compared
 
     def asked(self) -> Sequence[Any]:
+        """Return the parameters that a repeated call must have in common with the first call."""
         return self.request.function, self.request.kwargs
 
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Outcome:  # noqa: ARG002
+        """Return the outcome of the first call from its record."""
         outcome = _recorded_outcome(shown, private, content=self.plan.content)
         outcome.toolpack, outcome.function = self.plan.toolpack, self.plan.registered_name
         return outcome
 
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
+        """Run the function, unless the call already has an outcome, and return the effect.
+
+        Raises:
+            VersionConflictError: The session isn't at the call's `expected_version`.
+        """
         request, context, plan, blobs = self.request, self.context, self.plan, self.blobs
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
         live = state.take_live()
-        if plan.policy:  # the environments must be decoded again
+        if plan.policy:  # decode the environments again, so that a repeated call has equal ones
             live = {name: copy for name, copy in live.items() if is_piece(name)}
         snapshot = Snapshot(state.parts, blobs, live)
-        if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # checked before the function runs in vain
+        if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # check before the function runs in vain
             try:
                 context.quotas.check_session(state, len(self._shown_kwargs), at_least=True)
             except TooLargeError as error:
                 return Effect(self.too_large(error))
-        # The supervisor recognizes a retried call by this number, because all workers are forked with one hash seed.
-        # An agent's call_id isn't used: with a new one for each call, an agent could crash one worker after the other.
+        # The supervisor recognizes a repeated call by this number, because all workers are forked with one hash seed.
+        # The number omits an agent's call_id. Otherwise an agent could crash one worker after the other with new ids.
         call_id = request.call_id if self.by == CLIENT else None
         number = hash((self.session_id, self.by, call_id, plan.toolpack, plan.registered_name)) & sys.maxsize
         suspected = context.running.suspects.times(number)
         if suspected >= LIMIT:
-            return Effect(_worker_lost(plan))
+            return Effect(_too_many_crashes(plan))
         began = time.perf_counter()
 
         def start() -> None:
@@ -183,7 +197,7 @@ class CallOperation(SessionOperation):
             if plan.compares:
                 plan.comparing = lambda: start_clock(COMPARING_SECONDS, COMPARING_SECONDS)
             alone = suspected and context.running.suspects.begin(number, context.settings.queue_timeout_seconds)
-            # If the function ends this process, the supervisor reads its name from this slot.
+            # If the function ends this process, the supervisor reads the function's name from this slot.
             slot = context.running.begin(plan.toolpack, plan.registered_name, number)
             try:
                 call = RunCall(plan, self._toolpacks, request.sent, snapshot, start)
@@ -207,6 +221,12 @@ class CallOperation(SessionOperation):
         return change
 
     def _count_read_only(self, check: ReadOnlyCheck | None, seconds: float) -> None:
+        """Count a call of read-only functions, and log functions that changed the environment nevertheless.
+
+        Args:
+            check: The check of this call, if it was checked.
+            seconds: The duration of the call, with its check.
+        """
         plan, context = self.plan, self.context
         if plan.read_only:
             check_seconds = min(check.seconds, seconds) if check else None  # an executor may send any number
@@ -215,7 +235,10 @@ class CallOperation(SessionOperation):
             context.mark_not_read_only(*check.broken)
 
     def _effect(self, outcome: Outcome, seconds: float) -> Effect:
-        """Return the effect of an outcome, with the members of its record. A long result is cut in the record."""
+        """Return the effect of an outcome, with the members of its record that clients see.
+
+        A long result is cut there. `private_members` then has the whole result.
+        """
         if self.dry_run:
             outcome.drop_changes()
         result = b'""' if outcome.result is None else outcome.result
@@ -237,7 +260,8 @@ class CallOperation(SessionOperation):
             members["nested"] = self._nested.members(outcome.nested, failure.text if failure else None)
         return Effect(outcome, members, int(outcome.changes), seconds)
 
-    def feature_options(self, change: Effect) -> Mapping[str, Any]:
+    def private_members(self, change: Effect) -> Mapping[str, Any]:
+        """Return the private members: the failure, and the result if the line for clients has only a part of it."""
         answer: Outcome = change.answer
         if answer.failure is not None:
             return {"failure": answer.failure.members()}
@@ -246,10 +270,11 @@ class CallOperation(SessionOperation):
         return {"failure": None, **result, **content}
 
     def too_large(self, error: TooLargeError) -> Outcome:
-        """Return a failed outcome, so that the agent can make a smaller call. There is no room to record it."""
+        """Return a failed outcome, so that the agent can make a smaller call. The outcome isn't recorded."""
         return failed(self.plan, CallFailure.of(error, keep_cause=False))
 
     def on_timeout(self, state: SessionState) -> Effect:
+        """Return a failed outcome with its record. Raise an error if the deadline passed during `prepare`."""
         if not hasattr(self, "plan"):  # the deadline passed during `prepare`
             return super().on_timeout(state)
         change = self._effect(timed_out(self.plan), self.plan.timeout_seconds)
@@ -261,16 +286,18 @@ class CancelCallOperation(CallOperation):
     """Operation that records a call as cancelled, unless it has a record already."""
 
     def prepare(self, state: SessionState) -> float:
+        """Plan the call, and set its outcome so that the function isn't run."""
         seconds = super().prepare(state)
         self.refuse(failed(self.plan, CallFailure("CancelledError", CANCELLED, Failure.CANCELLED)))
         return seconds
 
 
 class RecordedCall(NamedTuple):
-    """A committed call, as its record shows it.
+    """A committed call.
 
     Attributes:
-        ended_at: Time of its end, in seconds since the epoch.
+        outcome: Its outcome.
+        ended_at: The time of its end, in seconds since the epoch.
     """
 
     outcome: Outcome
@@ -278,9 +305,9 @@ class RecordedCall(NamedTuple):
 
 
 def recorded_call(context: SessionContext, session: StoredSession, request: CallRequest) -> RecordedCall | None:
-    """Return a call with a call_id from its record, without a turn in the session. Return None if it isn't committed.
+    """Return a committed call from its record, or None if no call with its call_id is committed.
 
-    The function blocks. It knows nothing of commits in progress.
+    The function blocks, but doesn't wait in the session's queue. It can't see a commit in progress.
 
     Raises:
         CallIdReusedError: Another call was sent with this call_id.
@@ -298,7 +325,9 @@ def _recorded_outcome(shown: Mapping[str, Any], private: Mapping[str, Any], *, c
     """Return the outcome of a call from the lines of its record.
 
     Args:
-        content: Whether the function returns content. Used for records that don't say whether they have content.
+        shown: The members that clients see.
+        private: The members that only the server reads.
+        content: Whether the function returns MCP content blocks, for records that don't say so.
     """
     failure = private["failure"]
     return Outcome(
@@ -309,7 +338,7 @@ def _recorded_outcome(shown: Mapping[str, Any], private: Mapping[str, Any], *, c
 
 
 def failed(plan: Plan, failure: CallFailure) -> Outcome:
-    """Return the outcome of a call that failed although its function didn't raise."""
+    """Return the outcome of a call that failed for another reason than an exception of its function."""
     return Outcome(failure=failure, toolpack=plan.toolpack, function=plan.registered_name)
 
 
@@ -330,14 +359,16 @@ class CallKind(RecordKind):
     is_call = True
 
     def check(self, shown: Shown) -> None:
+        """Check the members of a record, and that each nested call has its parent."""
         super().check(shown)
         nested = shown.get("nested", ())
-        # A parent follows the calls that are its arguments, because it ran later.
+        # A parent comes after the calls that are its arguments, because it ran later.
         parents = [(index, call["parent"]) for index, call in enumerate(nested) if call.get("parent") is not None]
         if not all(index < parent < len(nested) for index, parent in parents):
             raise ValueError("the parent of a nested call is missing")
 
     def text(self, shown: Shown, width: int) -> str:
+        """Return lines of text: the call, its nested calls, its result, and a different answer that the agent got."""
         after = f"[version {shown['version']}, {shown['duration_ms']:g} ms]"
         nested = "".join(f"      {_call_text(call)}  {_end_text(call, width)}\n" for call in shown.get("nested", ()))
         text = f"{_call_text(shown)}  {after}\n{nested}      {_end_text(shown, width)}"
@@ -347,17 +378,18 @@ class CallKind(RecordKind):
         return text
 
     def why_heard(self, shown: Shown) -> str:
-        """Return why the answer to the caller differs from the real outcome."""
+        """Return why the answer to the caller differs from the real outcome. Only a subclass has such records."""
         raise NotImplementedError
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
+        """Add the assistant's message with the call, and the message with its result or error."""
         if shown.get("by") == WORLD:
-            return  # the agent sees it at most in the answer to a wait
+            return  # an event's call, which the agent sees at most in the answer to a wait
         shown = self.heard(shown)
         call_id = shown.get("call_id") or f"call_{shown['path_index']}"
         arguments = json.dumps(shown["kwargs"], ensure_ascii=False)
         function = {"name": without_dots(shown["function"]), "arguments": arguments}
-        # The assistant's text just before a call belongs to the same message.
+        # A text of the assistant just before the call belongs to the same message.
         if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
             messages.append({"role": "assistant", "content": None})
         messages[-1]["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
@@ -366,8 +398,11 @@ class CallKind(RecordKind):
         messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
 
-def _worker_lost(plan: Plan) -> Outcome:
-    """Return the outcome of a call that isn't run again. It isn't recorded, because a corrected function may run it."""
+def _too_many_crashes(plan: Plan) -> Outcome:
+    """Return the outcome of a call that isn't run, because it is suspected to have ended too many workers.
+
+    The outcome isn't recorded, so that the call can run when its function was corrected.
+    """
     error = CrashedError(
         f"`{plan.function}` has ended its process {LIMIT} times, and isn't run again until the server runs other code; "
         "nothing has changed."
@@ -376,15 +411,22 @@ def _worker_lost(plan: Plan) -> Outcome:
 
 
 def _call_text(shown: Shown) -> str:
+    """Return a call as one line of text, with short arguments."""
     arguments = ", ".join(f"{name}={short(value, 60)}" for name, value in shown["kwargs"].items())
     return printable(f"{shown['function']}({arguments})")
 
 
 def _end_text(shown: Shown, width: int) -> str:
+    """Return the error or the shortened result of a call as one line of text."""
     return printable(f"✗ {shown['error']}" if shown["error"] else f"→ {short(shown['result'], width)}")
 
 
 def wrong_arguments(problem: str, kind: str) -> Outcome:
-    """Return the outcome of a call that doesn't run because its arguments are wrong. The agent can correct them."""
+    """Return the outcome of a call that isn't run because its arguments are wrong.
+
+    Args:
+        problem: What is wrong.
+        kind: The type of the error, as in pydantic's errors.
+    """
     errors = [{"loc": [], "msg": problem, "type": kind}]
     return Outcome(failure=CallFailure("ValidationError", problem, Failure.ARGUMENTS, errors))

@@ -44,7 +44,7 @@ class SessionContext:
     """Shared services of operations on sessions.
 
     Args:
-        tracebacks: The outcome of a function that raised contains its traceback.
+        tracebacks: Whether the outcome of a function that raised an exception contains the traceback.
     """
 
     def __init__(
@@ -82,11 +82,15 @@ class SessionContext:
             lambda toolpack, options: self.run(BuildEnvironment(toolpack, options)), INITIAL_BYTES
         )
         self.functions = catalog.spellings()
-        # Clients choose the order of a session's toolpacks, so the number of different runtimes is unlimited.
+        # A limited cache, because clients choose the toolpacks and their order, so there may be any number of runtimes.
         self.runtime = lru_cache(maxsize=RUNTIMES)(self._runtime)
 
     def _runtime(self, toolpacks: tuple[str, ...], offered: frozenset[str] | None = None) -> SessionRuntime:
-        """Return the functions of a session with these toolpacks, only the offered ones unless `offered` is None.
+        """Return the functions of a session with these toolpacks.
+
+        Args:
+            toolpacks: Names of the toolpacks.
+            offered: Names of the functions to include. None includes all functions.
 
         Raises:
             ClassesChangedError: One of the toolpacks is no longer loaded.
@@ -105,7 +109,13 @@ class SessionContext:
         )
 
     def mark_not_read_only(self, toolpack: str, function: str, change: str) -> None:
-        """Treat a function that is falsely declared read-only as a changing one from now on, and log it."""
+        """Log that a function is falsely declared read-only, and treat it as a changing function from now on.
+
+        Args:
+            toolpack: The toolpack.
+            function: The function.
+            change: What the function changed, for the log.
+        """
         if self.read_only_checks.mark_not_read_only(toolpack, function):
             self.runtime.cache_clear()
             log.warning(
@@ -121,7 +131,11 @@ class SessionContext:
         return frozenset({FORK}).union(*(hook.option_names for hook in self.creation_hooks))
 
     def unknown(self, *feature_options: Mapping[str, Any]) -> str | None:
-        """Return a name in a session's recipe or details that this server doesn't support, or None."""
+        """Return a name in the given data of a session that this server doesn't support, or None.
+
+        Args:
+            feature_options: Features' data from the session's recipe or details, by name.
+        """
         return next((shown(name) for data in feature_options for name in data if name not in self._supported), None)
 
     def check_session(self, session: StoredSession) -> None:
@@ -139,12 +153,16 @@ class SessionContext:
             )
 
     def run(self, operation: RunnerOperation[T]) -> T:
-        """Run code of a toolpack other than a function. The error of a missed deadline names that code."""
+        """Run code of a toolpack other than a function. If it misses its deadline, the error names the code."""
         with labelled(operation.who):
             return self.runner.run(operation)
 
     def initial_conditions(self, details: Mapping[str, Any]) -> ExecutionPolicy | None:
-        """Return the execution policy for building a session's initial environments, or None."""
+        """Return the execution policy for building a session's initial environments, or None.
+
+        Args:
+            details: The session's details.
+        """
         policies = (hook.conditions(details) for hook in self.creation_hooks) if details else ()
         return next(filter(None, policies), None)
 
@@ -157,7 +175,12 @@ class SessionContext:
     ) -> tuple[dict[str, str], dict[str, bytes]]:
         """Return the blob ids by part, and the blobs by id, of a session's initial environments.
 
-        With conditions the environments are built again, else they may come from the cache.
+        Args:
+            toolpacks: Names of the toolpacks.
+            options: Options of the request, by toolpack.
+            environment: Environments of the request, by toolpack.
+            conditions: The execution policy. With a policy the environments are built anew. Without one they may come
+                from the cache.
 
         Raises:
             InvalidParamsError: The options or the environments of the request are invalid.

@@ -1,7 +1,7 @@
-"""Factory of sessions: it creates them from toolpacks, or forks a version of another session.
+"""Factory of sessions: creates sessions from toolpacks, and forks of a version of another session.
 
-A new session takes a row and references to blobs in the store. The factory enforces the owner's maximum number of
-sessions.
+In the store, a new session is one row with references to blobs. The factory enforces the maximum number of sessions of
+an owner.
 """
 
 import secrets
@@ -39,17 +39,19 @@ from toolpack_server.stores.base import ForkPoint, Head, History, Record, Sessio
 from toolpack_server.volumes.volume import is_piece
 
 RECOUNT_SECONDS = 1.0
-OWN_SESSIONS = 10  # sessions that a worker may add before it counts again, even if the limit is small
-_INTERVAL_SECONDS = 1e-6  # between the creation times of forks from one request, so that lists keep their order
+OWN_SESSIONS = 10  # number of sessions that a worker may add before it counts again, even if the limit is small
+_INTERVAL_SECONDS = 1e-6  # between the creation times of one request's sessions, so that lists keep their order
 
 
 class NewSession(NamedTuple):
     """A prepared request for a new session.
 
     Attributes:
+        owner: The owner of the session.
+        request: The request, with the changes of features.
         feature_options: Features' data for the recipe.
         details: Features' data for this session only.
-        creation: The request as it was sent, if it has a call_id and can be repeated.
+        creation: The request as it was sent, if it has a call_id. A request without a call_id can't be repeated.
     """
 
     owner: str
@@ -68,8 +70,10 @@ class ForkSource(NamedTuple):
     """A version of a session to fork.
 
     Attributes:
-        point: The version, and the last record that the forks inherit.
-        snapshot: The environments. None if they are too large for a quick read.
+        session: The session.
+        head: Its head.
+        point: The version, and the last record that the forks may inherit.
+        snapshot: The environments. None if they are too large to be read quickly.
     """
 
     session: StoredSession
@@ -82,7 +86,7 @@ def check_recipe(request: SessionRequest) -> None:
     """Check the options and environments of a request against its toolpacks.
 
     Raises:
-        InvalidParamsError: The session doesn't have the toolpack, or the toolpack has both options and an environment.
+        InvalidParamsError: The session doesn't have one of the toolpacks, or a toolpack has options and an environment.
     """
     toolpacks = request.toolpacks or ()
     for name in [*request.options, *request.environment]:
@@ -101,7 +105,7 @@ def check_recipe(request: SessionRequest) -> None:
 def session_template(
     owner: str, recipe: bytes, labels: Mapping[str, str], ttl_seconds: float, details: Mapping[str, Any]
 ) -> StoredSession:
-    """Return a session without its id, agent key and times."""
+    """Return a session without id, agent key and times. `SessionFactory` fills these in."""
     return StoredSession(
         id="",
         agent_key="",
@@ -118,11 +122,13 @@ def session_template(
 class SessionFactory:
     """Factory of sessions.
 
-    Its methods use the store, so they block and must run in threads. Only `is_brief`, and `prepared` if `is_brief`
-    returns True, may run on the event loop.
+    Most methods use the store, so they block and must run in threads. `is_quick_to_prepare` may run on the event loop.
+    If it returns True, `prepare` may, too.
 
     Args:
-        cache: This worker's session states. New sessions are added, so their first call needn't read the store.
+        context: The shared services.
+        cache: This worker's session states. New sessions are added, so that their first call needn't read the store.
+        clock: The session clock.
     """
 
     def __init__(self, context: SessionContext, cache: BoundedCache[str, SessionState], clock: SessionClock) -> None:
@@ -131,19 +137,22 @@ class SessionFactory:
         self._clock = clock
         self._counts: dict[str, tuple[int, float, int]] = {}
 
-    def is_brief(self, request: SessionRequest) -> bool:
-        """Return whether `prepared` may run on the event loop for this request."""
-        if request.options or request.environment:  # they can be large
+    def is_quick_to_prepare(self, request: SessionRequest) -> bool:
+        """Return whether `prepare` may run on the event loop for this request."""
+        if request.options or request.environment:  # these can be large
             return False
         return not any(hook.concerns(request) and hook.runs_code(request) for hook in self._context.creation_hooks)
 
-    def prepared(
+    def prepare(
         self, owner: str, request: SessionRequest, details: Mapping[str, Any], creation: Creation | None
     ) -> NewSession:
-        """Prepare a session with all creation hooks, and check the request.
+        """Apply all creation hooks to a request, and check the request.
 
         Args:
-            details: Data to store in the session besides that of features.
+            owner: The owner of the session.
+            request: The request.
+            details: Data for the session's details, besides the data of features.
+            creation: The request as it was sent, if it has a call_id.
 
         Raises:
             InvalidParamsError: Toolpacks, options or environment are invalid.
@@ -162,13 +171,14 @@ class SessionFactory:
 
     def create(self, new: NewSession) -> Session:
         """Create a session, or return the session that the same request created before."""
-        created = self.created(new.owner, new.creation, 1)
-        return self._view(created[0]) if created else self._create([new])[0]
+        earlier = self.earlier_sessions(new.owner, new.creation, 1)
+        return self._view(earlier[0]) if earlier else self._create([new])[0]
 
     def create_batch(self, requests: Sequence[NewSession]) -> list[Session | Exception]:
-        """Create sessions without options, environments and details, or return those that exist already.
+        """Create sessions without options, environments and details. Return one answer or error for each request.
 
-        All sessions of an owner with the same toolpacks are created in one step of the store, or all refused.
+        Requests of an owner for the same toolpacks are one transaction of the store, so all succeed or fail together. A
+        request that was sent before gets the session that it created before.
         """
         groups: dict[Hashable, list[int]] = {}
         answers: dict[int, Session | Exception] = {}
@@ -176,31 +186,34 @@ class SessionFactory:
         for index, new in enumerate(requests):
             call_id = new.creation and new.creation.call_id
             if call_id is not None and first.setdefault((new.owner, call_id), index) != index:
-                continue  # a repeated request: it is answered after the first one has created the session
+                continue  # repeats a request of this batch, so it is answered after that request has its session
             try:
-                created = self.created(new.owner, new.creation, 1)
-            except Exception as error:  # noqa: BLE001 - it becomes the answer of this request
+                earlier = self.earlier_sessions(new.owner, new.creation, 1)
+            except Exception as error:  # noqa: BLE001 - the error is the answer to this request
                 answers[index] = error
             else:
-                if created:
-                    answers[index] = self._view(created[0])
+                if earlier:
+                    answers[index] = self._view(earlier[0])
                 else:
                     groups.setdefault((new.owner, *(new.request.toolpacks or ())), []).append(index)
         for indices in groups.values():
             try:
                 sessions: Sequence[Session | Exception] = self._create([requests[index] for index in indices])
-            except Exception as error:  # noqa: BLE001 - it becomes the answer of these requests
+            except Exception as error:  # noqa: BLE001 - the error is the answer to these requests
                 sessions = [error] * len(indices)
             answers.update(zip(indices, sessions, strict=True))
         for index in {*range(len(requests))} - answers.keys():
             try:
                 answers[index] = self.create(requests[index])
-            except Exception as error:  # noqa: BLE001 - it becomes the answer of this request
+            except Exception as error:  # noqa: BLE001 - the error is the answer to this request
                 answers[index] = error
         return [answers[index] for index in range(len(requests))]
 
     def _create(self, group: Sequence[NewSession]) -> list[Session]:
-        """Create sessions of the same owner and toolpacks. Options, environments and details need a group of one."""
+        """Create sessions of the same owner with the same toolpacks, and describe them.
+
+        A session with options, an environment or details must be a group of its own.
+        """
         owner, request = group[0].owner, group[0].request
         self._check_quota(owner, len(group))
         toolpacks, options, environment = tuple(request.toolpacks or ()), request.options, request.environment
@@ -213,17 +226,20 @@ class SessionFactory:
         size = sum(len(session.recipe) + len(dumps(session.labels)) for session in sessions)
         self._context.quotas.check_owner(owner, size + (sum(map(len, blobs.values())) if is_new else 0))
         try:
-            # The store usually has these blobs already, so they are sent only if one is missing.
+            # The store usually has the default environments' blobs, so these are sent only if one is missing.
             self._context.store.create(sessions, parts, blobs if is_new else {})
         except MissingBlobError:
             self._context.store.create(sessions, parts, blobs)
-        stored = [self._added([session], new.creation)[0] for session, new in zip(sessions, group, strict=True)]
+        stored = [self._stored([session], new.creation)[0] for session, new in zip(sessions, group, strict=True)]
         for session, stored_session in zip(sessions, stored, strict=True):
-            if stored_session.agent_key == session.agent_key:  # else the session existed before, and may have records
+            if (
+                stored_session.agent_key == session.agent_key
+            ):  # otherwise the session existed before, and may have records
                 self._cache.setdefault(session.id, SessionState(session, Head(-1, 0, parts)))
         return [*map(self._view, stored)]
 
     def _template(self, new: NewSession) -> StoredSession:
+        """Return the session of a request without id, agent key and times."""
         request = new.request
         toolpacks = tuple(request.toolpacks or ())
         versions = self._context.catalog.versions(toolpacks)
@@ -231,12 +247,16 @@ class SessionFactory:
         ttl_seconds = self._context.settings.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds
         return session_template(new.owner, recipe, request.labels, ttl_seconds, new.details)
 
-    def forked(self, owner: str, creation: Creation | None, request: ForkRequest) -> list[Session]:
-        """Describe the forks that the same request created before. Raises the errors of `created`."""
-        return [*map(self._view, self.created(owner, creation, request.count))]
+    def earlier_forks(self, owner: str, creation: Creation | None, request: ForkRequest) -> list[Session]:
+        """Describe the forks that the same request created before. Raises the errors of `earlier_sessions`."""
+        return [*map(self._view, self.earlier_sessions(owner, creation, request.count))]
 
     def fork_source(self, reader: SessionReader, owner: str, request: ForkRequest) -> ForkSource:
-        """Find the version to fork, and read it unless it is too large for the reader."""
+        """Find the version to fork, and read it unless it is too large for the reader.
+
+        Raises:
+            InvalidParamsError: The request names a version and a record, or a record that doesn't exist.
+        """
         session, head = reader.find(request.session_id, owner)
         version = head.version if request.version is None else request.version
         point = ForkPoint(session.id, version, head.index, head.last)
@@ -249,14 +269,14 @@ class SessionFactory:
         return ForkSource(session, head, point, snapshot)
 
     def _point_before(self, session_id: str, head: Head, request: ForkRequest) -> ForkPoint:
-        """Return the state of a session before one of its records."""
+        """Return the fork point just before the record `request.before`."""
         before = request.before or 0
         if request.version is not None:
             raise InvalidParamsError("A fork begins at a version or before a record: give only one of them.")
         if before > head.index + 1:
             raise InvalidParamsError(f"The session can't be forked before record {before}: it has {head.index + 1}.")
         for record in self._context.store.records(session_id, before - 2, 1) if before else ():
-            self._context.records.read(session_id, record)  # raises if it was forged
+            self._context.records.read(session_id, record)  # raises an error if the record was forged
             return ForkPoint(session_id, record.version, record.index, record.id)
         return ForkPoint(session_id, 0)
 
@@ -269,13 +289,15 @@ class SessionFactory:
         *,
         again: Mapping[str, Any] | None = None,
     ) -> list[Session]:
-        """Create sessions that start from a version of another session.
+        """Create sessions that start from a version of another session, and describe them.
 
         Args:
             reader: A reader without a size limit.
-            creation: The request as it was sent, if it has a call_id and can be repeated.
-            again: Set if the session's operations will be repeated in the forks: they inherit none of its records. The
-                value has the forks' own details.
+            source: The version to fork.
+            request: The request.
+            creation: The request as it was sent, if it has a call_id.
+            again: Details of the forks, if the session's operations will be repeated in them. The forks then inherit no
+                records. None for other forks.
 
         Raises:
             StateDamagedError: The version is damaged.
@@ -287,9 +309,9 @@ class SessionFactory:
         if snapshot is None:
             snapshot = reader.snapshot(parent.id, head, at)
         for part, blob_id in snapshot.parts.items():
-            if is_piece(part):  # pieces of volumes aren't read here
+            if is_piece(part):  # not in memory
                 continue
-            with suppress(ClassesChangedError):  # the classes may come back
+            with suppress(ClassesChangedError):  # the server may load the old classes again later
                 self._context.codec.unseal(part, blob_id, snapshot.blobs[part])
         details: dict[str, Any] = {**(again or {})}
         inherited = replace(head, index=point.last, last=point.record)
@@ -311,10 +333,10 @@ class SessionFactory:
         except MissingBlobError:
             reader.check_unchanged(parent.id, head, at, snapshot.parts)
             raise
-        return [*map(self._view, self._added(forks, creation))]
+        return [*map(self._view, self._stored(forks, creation))]
 
-    def identified(self, template: StoredSession, creation: Creation | None) -> StoredSession:
-        """Return a session with an id, agent key and times, to be created with a history by `restore`."""
+    def with_identity(self, template: StoredSession, creation: Creation | None) -> StoredSession:
+        """Return a session with id, agent key and times, which `restore` can then create with its history."""
         self._check_quota(template.owner, 1)
         (session,) = self._sessions(template, 1, creation)
         return session
@@ -327,10 +349,17 @@ class SessionFactory:
         records: Sequence[Record],
         creation: Creation | None,
     ) -> Session:
-        """Create a session with an existing history.
+        """Create a session with an existing history, and describe it.
 
         Args:
-            changes: For each retained version, the blob ids of the parts that differ from the version before.
+            session: The session, from `with_identity`.
+            changes: For each stored version, the blob ids of the parts that differ from the stored version before it.
+            blobs: The blobs of the parts, by id.
+            records: The records.
+            creation: The request as it was sent, if it has a call_id.
+
+        Raises:
+            TooLargeError: The session exceeds a quota.
         """
         added = sum(map(len, blobs.values())) + sum(len(record.body) for record in records)
         max_bytes = self._context.settings.max_session_bytes
@@ -340,45 +369,53 @@ class SessionFactory:
         self._context.quotas.check_owner(session.owner, added + recipe_bytes)
         later = {version: parts for version, parts in changes.items() if version > 0}
         self._context.store.create([session], changes[0], blobs, History(later, records))
-        stored = self._added([session], creation)[0]
+        stored = self._stored([session], creation)[0]
         return self._view(stored, max(changes))
 
-    def created(self, owner: str, creation: Creation | None, count: int) -> list[StoredSession]:
+    def earlier_sessions(self, owner: str, creation: Creation | None, count: int) -> list[StoredSession]:
         """Return the sessions that the same request created before.
 
-        If the first one is closed, the result is empty. Creating them again then leaves the other ones unchanged.
+        If the first of them was closed, return none. The caller then creates the sessions again, which changes only
+        those that were closed.
+
+        Args:
+            owner: The owner.
+            creation: The request, or None if it can't be repeated.
+            count: The number of sessions that the request creates.
 
         Raises:
             CallIdReusedError: Another request was sent with the same call_id.
         """
         if creation is None:
             return []
-        store, beginning = self._context.store, creation.beginning
+        store, id_prefix = self._context.store, creation.id_prefix
         try:
-            entries = store.list(SessionQuery(owner, {}, beginning, 1))
-        except OverloadedError:  # a shard is unavailable, but perhaps not the shard of this session
+            entries = store.list(SessionQuery(owner, {}, id_prefix, 1))
+        except OverloadedError:  # a list needs all shards of the store, but one session needs only its shard
             entries = [(session, head.version) for session, head in filter(None, [store.get(creation.new_id(0))])]
-        first = [session for session, _ in entries if session.id.startswith(beginning)]
-        if not all(creation.made(session.id) for session in first):
+        first = [session for session, _ in entries if session.id.startswith(id_prefix)]
+        if not all(creation.is_same_request(session.id) for session in first):
             raise CallIdReusedError(creation.call_id)
         others = (store.get(creation.new_id(number)) for number in range(1, count if first else 1))
-        created = first + [entry[0] for entry in others if entry]
-        for session in created:
+        earlier = first + [entry[0] for entry in others if entry]
+        for session in earlier:
             self._context.identities.check(session)
-        return created
+        return earlier
 
-    def _added(self, sessions: Sequence[StoredSession], creation: Creation | None) -> Sequence[StoredSession]:
-        """Return the stored sessions. If a request was sent twice at once, either copy may have stored them.
+    def _stored(self, sessions: Sequence[StoredSession], creation: Creation | None) -> Sequence[StoredSession]:
+        """Return new sessions as the store has them.
+
+        If the same request was sent twice at once, the store has the sessions of either request.
 
         Raises:
-            CallIdReusedError: The request was sent before, and its sessions are closed but retained for their forks.
+            CallIdReusedError: The request was sent before, and its session was closed, but is kept for forks.
         """
         if creation is None:
             return sessions
-        created = self.created(sessions[0].owner, creation, len(sessions))
-        if not created:
+        earlier = self.earlier_sessions(sessions[0].owner, creation, len(sessions))
+        if not earlier:
             raise CallIdReusedError(creation.call_id, "was used for a session that is closed, but has forks")
-        return created
+        return earlier
 
     def _sessions(
         self, template: StoredSession, count: int, creation: Creation | None, unused_seconds: float | None = None
@@ -386,7 +423,10 @@ class SessionFactory:
         """Return `count` sessions from a template, each with its own id, agent key and times.
 
         Args:
-            unused_seconds: See `SessionRequest`.
+            template: The session without id, agent key and times.
+            count: The number of sessions.
+            creation: The request, which determines the ids. None: the ids are random.
+            unused_seconds: Maximum time until a session expires if it isn't used; see `SessionRequest`.
         """
         now = self._clock.now()
         expires_at = expiry(template.ttl_seconds, now)
@@ -404,6 +444,7 @@ class SessionFactory:
         return sessions
 
     def _check_reply(self, fork: StoredSession, count: int) -> None:
+        """Check that the descriptions of `count` forks fit into an answer, before the forks are created."""
         size, max_bytes = len(dumps(self._view(fork))) + 2 * DIGITS, self._context.settings.max_list_bytes
         if count > 1 and count * size > max_bytes:
             raise TooLargeError(
@@ -414,19 +455,19 @@ class SessionFactory:
     def _check_quota(self, owner: str, added: int) -> None:
         """Check that an owner may have `added` more sessions.
 
-        The store counts the sessions when the last count is a second old, or when this worker has added its share since
-        then. Between counts the number is estimated.
+        The store counts the sessions if the last count is older than a second, or if this worker has added more than
+        its share since then. Otherwise the number is estimated.
         """
         max_sessions = self._context.settings.max_sessions
-        count, at, counted = self._counts.get(owner, (0, 0.0, 0))
-        own = count - counted > max(max_sessions * OWN_SHARE, OWN_SESSIONS)
-        if own or time.monotonic() - at > RECOUNT_SECONDS:
-            count, at = self._context.store.count(owner), time.monotonic()
-            counted = count
-        if count + added > max_sessions:
-            raise TooLargeError(f"This owner has {count} sessions; {max_sessions} are allowed: close some first.")
-        self._counts[owner] = count + added, at, counted
+        estimate, counted_at, counted = self._counts.get(owner, (0, 0.0, 0))
+        has_share = estimate - counted > max(max_sessions * OWN_SHARE, OWN_SESSIONS)
+        if has_share or time.monotonic() - counted_at > RECOUNT_SECONDS:
+            estimate, counted_at = self._context.store.count(owner), time.monotonic()
+            counted = estimate
+        if estimate + added > max_sessions:
+            raise TooLargeError(f"This owner has {estimate} sessions; {max_sessions} are allowed: close some first.")
+        self._counts[owner] = estimate + added, counted_at, counted
 
     def _view(self, session: StoredSession, version: int = 0) -> Session:
-        """Describe a session as it was when it was created."""
+        """Describe a session at a version, with the expiry that it had when it was created."""
         return self._context.session_views.of(session, version, called_at=session.created_at)

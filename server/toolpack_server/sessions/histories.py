@@ -1,9 +1,10 @@
-"""Tree of the records of one session.
+"""Tree of the records of one session. It is used to compute the path of a version.
 
-A reset goes back to an earlier version, so the records form a tree, and the path of a version is one branch. Between
-two resets, the records of a path have consecutive indices, so even a long path is only a few ranges.
+The path of a version is the sequence of the records that led to the version. A reset goes back to an earlier version,
+so the records form a tree, and a path is one branch of it. Records between two resets have consecutive indices, so even
+a long path is only a few ranges.
 
-The tree only grows and its entries never change. Threads can read it while another thread adds records.
+The tree only grows, and its entries never change. So threads can read it while another thread adds records.
 """
 
 import re
@@ -26,34 +27,39 @@ class RecordTree:
         self._kinds = kinds
         self.last_id = ""
         self._count = 0
-        self._ends = array("q", [-1])  # for each version, the last record of it or an earlier version
+        self._ends = array("q", [-1])  # for each version, the last record of this or an earlier version
         self._resets = array("q")  # indices of resets
-        self._back_to = array("q")  # for each reset, the last record of the path that it restored
-        self._own = array("q")  # indices of other records that forks don't inherit
-        self._said_at = array("q")  # indices of participants' messages
-        self._said: list[tuple[str, str | None]] = []  # sender and recipient of each message
-        self._cached_path: tuple[int, Sequence[range]] = -1, ()  # end and ranges of the path requested last
+        self._reset_ends = array("q")  # for each reset, the last record of the path that it restored
+        self._not_inherited = array("q")  # indices of records, other than resets, that forks don't inherit
+        self._message_indices = array("q")  # indices of participants' messages
+        self._addressees: list[tuple[str, str | None]] = []  # sender and recipient of each message
+        self._cached_path: tuple[int, Sequence[range]] = -1, ()  # last record and ranges of the last requested path
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, record: Record, text: bytes) -> None:
-        """Add the next record. `text` is the line that clients see."""
+        """Add the next record.
+
+        Args:
+            record: The record.
+            text: The line of the record that clients see.
+        """
         kind = self._kinds[_kind(text)]
         if not kind.inherited:
             shown = loads(text)
             back_to = kind.goes_back_to(shown)
             if back_to is None:
-                self._own.append(record.index)
+                self._not_inherited.append(record.index)
             else:
-                self._back_to.append(self._end(back_to))
+                self._reset_ends.append(self._end(back_to))
                 self._resets.append(record.index)
-        elif kind.is_message and b',"by":' in text:
+        elif kind.is_message and b',"by":' in text:  # a quick test, because `loads` is slow
             shown = loads(text)
             if "by" in shown:
-                self._said.append((shown["by"], shown.get("to")))
-                self._said_at.append(record.index)
-        while len(self._ends) <= record.version:
+                self._addressees.append((shown["by"], shown.get("to")))
+                self._message_indices.append(record.index)
+        while len(self._ends) <= record.version:  # a new version begins with this record
             self._ends.append(self._count - 1)
         self._ends[record.version] = record.index
         self.last_id = record.id
@@ -67,35 +73,44 @@ class RecordTree:
         return self._cached_path[1]
 
     def inherited(self, version: int, last: int) -> Sequence[range]:
-        """Return the indices of the records that a fork inherits. Answers, for example, aren't inherited.
+        """Return the indices of the records that a fork inherits, in order. Answers, for example, aren't inherited.
 
         Args:
             version: The version that was forked.
-            last: The session's last record when it was forked.
+            last: Index of the last record that the fork may inherit.
         """
-        return [*_without(self._own, self._ranges(min(self._end(version), last)))]
+        return [*_without(self._not_inherited, self._ranges(min(self._end(version), last)))]
 
-    def said(self, ranges: Iterable[range]) -> Iterator[tuple[int, str, str | None]]:
-        """Yield participants' messages among these records: index, sender and recipient (None: all participants)."""
+    def messages(self, ranges: Iterable[range]) -> Iterator[tuple[int, str, str | None]]:
+        """Yield the participants' messages in ranges of records.
+
+        Each message is its index, its sender, and its recipient or None for all participants.
+        """
+        at = self._message_indices
         for indices in ranges:
-            for number in range(bisect_left(self._said_at, indices.start), bisect_left(self._said_at, indices.stop)):
-                yield self._said_at[number], *self._said[number]
+            for number in range(bisect_left(at, indices.start), bisect_left(at, indices.stop)):
+                yield at[number], *self._addressees[number]
 
     def _end(self, version: int) -> int:
-        """Return the last record whose version is at most this one."""
+        """Return the index of the last record of this or an earlier version."""
         return self._ends[min(version, len(self._ends) - 1)]
 
     def _ranges(self, end: int) -> Sequence[range]:
-        """Return the path that ends with a record."""
+        """Return the path that ends with a record.
+
+        Args:
+            end: Index of the record.
+        """
         ranges: list[range] = []
-        while end >= 0:
+        while end >= 0:  # collect ranges backwards, from the end to the last reset before it
             reset = bisect_right(self._resets, end) - 1
             ranges.append(range(self._resets[reset] + 1 if reset >= 0 else 0, end + 1))
-            end = self._back_to[reset] if reset >= 0 else -1
+            end = self._reset_ends[reset] if reset >= 0 else -1
         return [indices for indices in reversed(ranges) if indices]
 
 
 def _without(excluded: Sequence[int], ranges: Iterable[range]) -> Iterator[range]:
+    """Yield the ranges without the excluded indices, which must be sorted."""
     for indices in ranges:
         between = excluded[bisect_left(excluded, indices.start) : bisect_left(excluded, indices.stop)]
         for before, after in pairwise([indices.start - 1, *between, indices.stop]):
@@ -104,5 +119,6 @@ def _without(excluded: Sequence[int], ranges: Iterable[range]) -> Iterator[range
 
 
 def _kind(text: bytes) -> str:
+    """Return the kind of a record. A regular expression is faster than parsing the JSON."""
     match = _KIND.match(text)
     return match[1].decode() if match else str(loads(text)["kind"])

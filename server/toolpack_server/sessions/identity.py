@@ -1,14 +1,12 @@
 """Ids and keys of sessions, and the check that a stored session is unchanged since its creation.
 
-The agent key is an HMAC of everything that never changes in a session: its id, owner, recipe, details, labels, TTL,
-creation time and parent. An attacker who can write to the store, but doesn't have the secret key, can't change these
-values: the agent key would no longer match, and the attacker can't compute a new one.
+The agent key is an HMAC of all values that never change in a session: its id, owner, recipe, details, labels, TTL,
+creation time and parent. The server uses a session only if its agent key matches these values. An attacker who can
+write to the store, but doesn't have the secret key, can't compute the agent key of changed values.
 
-The key of another address has twice as many digits. The first half is an HMAC of the agent key and the name of the
-address. The second half is the session's id, XORed with an HMAC of the first half. The key needn't be stored. Its
-holder can't compute another key and can't learn the id.
-
-The server uses a session only if its agent key matches.
+The key of an additional address has twice as many digits. The first half is an HMAC of the agent key and the name of
+the address. The second half is the session's id, XORed with an HMAC of the first half. So the server can find the
+session without storing the key. An agent that has the key can't compute another key or the session's id.
 """
 
 import hashlib
@@ -27,35 +25,37 @@ from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import StoredSession
 
 DIGITS = 48
-_BEGINNING = 16  # first digits of an id, which depend only on the owner, the call_id and the number
-_DIGEST = 12  # last digits of an id, a digest of the request's parameters
-_OTHERS_KEY = re.compile(rf"[0-9a-f]{{{2 * DIGITS}}}")
+_PREFIX_DIGITS = 16  # number of first digits that are enough to find the first session of a request
+_DIGEST_DIGITS = 12  # number of last digits of an id, which are a digest of the request's parameters
+_ADDITIONAL_KEY = re.compile(rf"[0-9a-f]{{{2 * DIGITS}}}")
 
 
 class Creation:
-    """A repeatable request to create sessions: its call_id, and a digest of its other parameters.
+    """A request to create sessions that can be repeated: its call_id, and a digest of its other parameters.
 
-    The ids of its sessions differ from the first digit on, because people and logs use the first eight digits.
+    A session's id is an HMAC of the owner, the call_id and the session's number in the request, followed by the digest.
+    So a repeated request has the same ids. The ids of one request differ in their first digits, because people and logs
+    use only the first eight digits.
     """
 
     def __init__(self, keyed: KeyedHash, owner: str, call_id: str, request: list[Any]) -> None:
         self.call_id = call_id
         self._keyed = keyed
         self._owner = owner
-        digest = hashlib.blake2b(dumps(request, sort_keys=True), digest_size=_DIGEST // 2)
+        digest = hashlib.blake2b(dumps(request, sort_keys=True), digest_size=_DIGEST_DIGITS // 2)
         self._digest = digest.hexdigest()
 
     @property
-    def beginning(self) -> str:
-        """First digits of the first session's id. They depend on the call_id, but not on the other parameters."""
-        return self.new_id(0)[:_BEGINNING]
+    def id_prefix(self) -> str:
+        """First digits of the first session's id. They depend on owner and call_id, not on the other parameters."""
+        return self.new_id(0)[:_PREFIX_DIGITS]
 
     def new_id(self, number: int) -> str:
-        """Return the id of the session with this number."""
-        return self._keyed.of(self._owner, self.call_id, str(number))[: DIGITS - _DIGEST] + self._digest
+        """Return the id of the session with this number in the request, from 0."""
+        return self._keyed.of(self._owner, self.call_id, str(number))[: DIGITS - _DIGEST_DIGITS] + self._digest
 
-    def made(self, session_id: str) -> bool:
-        """Return whether an id comes from the same request, not only from the same call_id."""
+    def is_same_request(self, session_id: str) -> bool:
+        """Return whether an id that begins with this request's call_id also has the digest of its parameters."""
         return session_id.endswith(self._digest)
 
 
@@ -69,13 +69,15 @@ class Identities:
         self._call_ids = KeyedHash(key, "call_id")
 
     @cached_property
-    def _others(self) -> KeyedHash:
+    def _additional_keyed(self) -> KeyedHash:
         return KeyedHash(self._key, self._addresses.named.purpose)
 
     def creation(self, owner: str, call_id: str, request: list[Any]) -> Creation:
+        """Return a repeatable request. `request` has all parameters except the call_id, as JSON."""
         return Creation(self._call_ids, owner, call_id, request)
 
     def agent_key(self, session: StoredSession) -> str:
+        """Compute the agent key of a session."""
         facts = [
             *(session.id, session.owner, session.labels),
             *(float(session.ttl_seconds), session.created_at, session.parent and [*session.parent]),
@@ -90,25 +92,29 @@ class Identities:
         return {name: session.agent_key if name == AGENT else self._key_of(session, name) for name in named}
 
     def _key_of(self, session: StoredSession, name: str) -> str:
-        proof = self._others.of("proof", session.agent_key, name)[:DIGITS]
-        return proof + self._hidden(session.id, proof)
+        """Compute the key of an additional address; see the module's docstring."""
+        proof = self._additional_keyed.of("proof", session.agent_key, name)[:DIGITS]
+        return proof + self._masked(session.id, proof)
 
-    def _hidden(self, session_id: str, proof: str) -> str:
-        """XOR an id with the mask of a proof. A second call restores the id."""
-        mask = self._others.of("id", proof)[:DIGITS]
+    def _masked(self, session_id: str, proof: str) -> str:
+        """XOR an id with a mask that is derived from `proof`. A second call with the result restores the id."""
+        mask = self._additional_keyed.of("id", proof)[:DIGITS]
         return f"{int(session_id, 16) ^ int(mask, 16):0{DIGITS}x}"
 
     @staticmethod
-    def is_others(key: str) -> bool:
+    def is_additional_key(key: str) -> bool:
         """Return whether a key has the form of an additional address's key."""
-        return _OTHERS_KEY.fullmatch(key) is not None
+        return _ADDITIONAL_KEY.fullmatch(key) is not None
 
-    def opened(self, key: str) -> str:
-        """Return the session id in the key of an additional address. The caller must check the key with `name_of`."""
-        return self._hidden(key[DIGITS:], key[:DIGITS])
+    def session_id_in(self, key: str) -> str:
+        """Return the session id in the key of an additional address.
+
+        The caller must check the key with `name_of`, because an invented key has an id, too.
+        """
+        return self._masked(key[DIGITS:], key[:DIGITS])
 
     def name_of(self, session: StoredSession, key: str) -> str:
-        """Return the name of the additional address with this key.
+        """Return the name of a session's additional address with this key.
 
         Raises:
             SessionNotFoundError: The session has no such address.
@@ -119,11 +125,11 @@ class Identities:
             raise SessionNotFoundError
         return names[0]
 
-    def fits(self, session: StoredSession) -> bool:
+    def is_intact(self, session: StoredSession) -> bool:
         """Return whether a stored session matches its agent key."""
         try:
             return hmac.compare_digest(session.agent_key.encode(), self.agent_key(session).encode())
-        except (AttributeError, TypeError, ValueError):  # a damaged store has values of other types
+        except (AttributeError, TypeError, ValueError):  # the store is damaged, and a value has another type
             return False
 
     def check(self, session: StoredSession) -> None:
@@ -132,7 +138,7 @@ class Identities:
         Raises:
             StateDamagedError: The session was changed.
         """
-        if not self.fits(session):
+        if not self.is_intact(session):
             raise StateDamagedError(
                 "The stored session fails its keyed hash, because it was changed in the store, or created with another "
                 "secret key: restore a backup or that key, or close the session."

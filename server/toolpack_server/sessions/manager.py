@@ -1,7 +1,6 @@
-"""Interface of the sessions for JSON-RPC methods and features.
+"""Manager of all sessions: the interface for JSON-RPC methods and features.
 
-Work that blocks or runs a toolpack's code runs in a thread with a deadline. The event loop only waits. Reads return
-committed data only.
+Its coroutines run blocking work and toolpacks' code in threads, with a deadline. Reads return only committed data.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ from toolpack_server.execution.call import Outcome
 from toolpack_server.observability.tracing import Tracer
 from toolpack_server.protocol.parameters import ForkRequest, SessionRequest
 from toolpack_server.protocol.results import Session
-from toolpack_server.sessions.addresses import Address, composed
+from toolpack_server.sessions.addresses import Address, compose_views
 from toolpack_server.sessions.call_observer import CallObserver
 from toolpack_server.sessions.calls import CallOperation, CallRequest, CancelCallOperation
 from toolpack_server.sessions.context import SessionContext
@@ -47,20 +46,23 @@ T = TypeVar("T")
 SWEEP_SECONDS = 1.0
 PING_SECONDS = 1.0
 MAY_BE_CLOSED = "the session may still be closed"
-SWEEP_BATCH = 200  # sessions that are deleted in one step
+SWEEP_BATCH = 200  # number of sessions that are deleted in one transaction
 MAX_CACHED_AGENTS = 100_000
-HEAVY_BYTES = 256 * 1024  # size of snapshots that take about 10 ms to read
+HEAVY_BYTES = 256 * 1024  # reading a snapshot of this size takes about 10 ms
 
 
 class SessionManager:
     """Operations on all sessions of the server.
 
-    An `owner` is the name of the request's token, or "" if the server has no tokens. An owner can't access the sessions
-    of other owners. The server itself and agents' addresses pass None, which gives access to all sessions.
+    An `owner` is the name of the request's token, or "" if the server has no tokens. An owner can access only its own
+    sessions. The server itself and agents' addresses pass None, which gives access to all sessions.
 
     Attributes:
+        queues: The queues of operations, which run them.
+        factory: The factory of sessions.
         heavy_reader: A reader without a size limit, for work in `compute`.
-        tracer: The tracer of calls, if a feature has one.
+        watchers: Features' observers of sessions.
+        tracer: The tracer of calls. None if no feature has one.
     """
 
     def __init__(self, context: SessionContext, observer: CallObserver, measure: Measure) -> None:
@@ -70,7 +72,7 @@ class SessionManager:
         self._store = context.store
         self._settings = context.settings
         self._agents: dict[str, tuple[str, str, str]] = {}
-        self._agent_keys: dict[str, list[str]] = {}  # keys in `_agents` by session
+        self._agent_keys: dict[str, list[str]] = {}  # the keys of `_agents`, by session
         self.queues = Queues(context.store, context.settings, measure, context.runner.capacity)
         cache, clock = self.queues.cache, self.queues.clock
         self._reader = SessionReader(context, cache, clock, HEAVY_BYTES)
@@ -97,33 +99,35 @@ class SessionManager:
         """Create a session. With the call_id of an earlier request, return the session that it created.
 
         Args:
-            creation: The client's request, if `request` is derived from it. `request` then has no call_id.
-            details: Data to store in the session besides that of features.
+            owner: The owner of the session.
+            request: The request.
+            creation: The client's request, if `request` was derived from it. `request` then has no call_id.
+            details: Data for the session's details, besides the data of features.
 
         Raises:
             InvalidParamsError: Toolpacks, options or environment are invalid.
         """
         repeatable = (creation or request.call_id) is not None
-        known = may_be_created(repeatable=repeatable)
+        effect_text = may_be_created(repeatable=repeatable)
 
-        def prepared() -> NewSession:
-            return self.factory.prepared(owner, request, details, creation or self._creation(owner, request))
+        def prepare() -> NewSession:
+            return self.factory.prepare(owner, request, details, creation or self._creation(owner, request))
 
         def prepare_and_create() -> Session:
-            new = prepared()
-            job.begin_change(known)
+            new = prepare()
+            job.begin_change(effect_text)
             return self.factory.create(new)
 
-        if not self.factory.is_brief(request):
+        if not self.factory.is_quick_to_prepare(request):
             job = ThreadJob(prepare_and_create, self._settings.timeout_seconds, "authors", "create", owner)
             return cast("Session", await self.queues.do(job))
-        new = prepared()
+        new = prepare()
         if not new.has_default_environments:
-            return await self.run_authors(lambda: self.factory.create(new), owner, "create", known=known)
-        # Building an environment may take long, but usually the environments are in the cache.
+            return await self.run_authors(lambda: self.factory.create(new), owner, "create", effect_text=effect_text)
+        # The environments are usually cached, so creating the session is quick. Otherwise building them may take long.
         if all(map(self._context.initial.has, new.request.toolpacks or ())):
             return cast("Session", await self._created[repeatable].do(new))
-        return await self._do(lambda: self.factory.create(new), known)
+        return await self._do(lambda: self.factory.create(new), effect_text)
 
     async def fork(
         self,
@@ -136,27 +140,31 @@ class SessionManager:
         """Create forks of a version. With the call_id of an earlier request, return the forks that it created.
 
         Args:
-            creation: The client's request, if `request` is derived from it. `request` then has no call_id.
+            owner: The owner of the session.
+            request: The request.
+            creation: The client's request, if `request` was derived from it. `request` then has no call_id.
             again: See `SessionFactory.fork`.
         """
         creation = creation or self._creation(owner, request)
 
-        known = may_be_created(repeatable=creation is not None)
+        effect_text = may_be_created(repeatable=creation is not None)
         fork = partial(self.factory.fork, self.heavy_reader, request=request, creation=creation, again=again)
 
         def fork_small() -> list[Session] | ForkSource:
-            created = self.factory.forked(owner, creation, request)
-            if created:
-                return created
+            """Create the forks, or return the source if it is too large for a quick thread."""
+            earlier = self.factory.earlier_forks(owner, creation, request)
+            if earlier:
+                return earlier
             source = self.factory.fork_source(self._reader, owner, request)
             return source if source.snapshot is None else fork(source)
 
-        forks = await self._do(fork_small, known)
+        forks = await self._do(fork_small, effect_text)
         if isinstance(forks, ForkSource):
-            return await self.compute(partial(fork, forks), owner, "fork", known)
+            return await self.compute(partial(fork, forks), owner, "fork", effect_text)
         return forks
 
     def _creation(self, owner: str, request: SessionRequest | ForkRequest) -> Creation | None:
+        """Return a request in its repeatable form, or None if it has no call_id."""
         if request.call_id is None:
             return None
         parameters = request.model_dump(exclude={"call_id"})
@@ -165,7 +173,7 @@ class SessionManager:
     # Operations, which wait in a queue
 
     async def call(self, session_id: str, owner: str, request: CallRequest) -> Outcome:
-        """Run a function in a session. The call is counted, logged and traced.
+        """Run a function in a session, and count, log and trace the call.
 
         Raises:
             RequestError: The call was refused, and nothing has changed.
@@ -186,18 +194,20 @@ class SessionManager:
         return outcome
 
     def unfinished(self, session: StoredSession, head: Head) -> list[SessionOperation]:
-        """Return operations that finish what a session's last call has set off. Usually there are none.
+        """Return operations that run the pending consequences of a session's last call, such as events.
 
-        An evaluation runs them first, and so waits for a running call. There are some if the server was too busy for
-        them, and in a session with conditions that this worker hasn't checked. Called in a thread, because hooks may
-        read the store.
+        Usually there are none. Consequences are pending if the server was too busy to run them, or if this worker
+        hasn't checked the session's conditions yet. An evaluation runs the operations first, so it also waits for a
+        running call. Call this method in a thread, because hooks may read the store.
         """
         hooks = (hook for hook in self._context.operation_hooks if isinstance(hook, OperationHook))
         operations = (hook.unfinished(session, head) for hook in hooks if hook.concerns(session))
         return [operation for operation in operations if operation is not None]
 
     async def cancel_call(self, session_id: str, owner: str, request: CallRequest) -> None:
-        """Record a call with a call_id as cancelled, unless it is committed. The call must not run any more here.
+        """Record a call with a call_id as cancelled, unless the call is committed.
+
+        The caller ensures that this worker doesn't run the call any more.
 
         Raises:
             RequestError: The request was refused, and nothing has changed.
@@ -207,7 +217,7 @@ class SessionManager:
     async def run(self, operation: SessionOperation) -> Any:
         """Run an operation, and return its answer.
 
-        If the coroutine is cancelled before the commit, the operation changes nothing and leaves no record.
+        If the caller cancels the coroutine before the commit, the operation changes nothing and has no record.
 
         Raises:
             RequestError: The operation was refused, and nothing has changed.
@@ -215,7 +225,7 @@ class SessionManager:
         try:
             return await self.queues.run(operation)
         except asyncio.CancelledError:
-            operation.on_unheard = partial(self._notify_of, operation)  # what it has set off may be committed later
+            operation.on_unheard = partial(self._notify_of, operation)  # its consequences may be committed later
             self.queues.cancel(operation)
             raise
         except SessionNotFoundError:
@@ -226,10 +236,12 @@ class SessionManager:
                 self._notify([operation.session_id])
 
     def _notify_of(self, operation: SessionOperation) -> None:
+        """Notify the watchers of an operation, if it is one that they are told of."""
         if operation.is_told:
             self._notify([operation.session_id])
 
     def _notify(self, session_ids: Iterable[str]) -> None:
+        """Tell the watchers that these sessions have changed."""
         for watcher in self.watchers:
             for session_id in session_ids:
                 watcher.changed(session_id)
@@ -241,24 +253,27 @@ class SessionManager:
 
     # Reading sessions
 
-    async def read(self, read: Callable[[SessionReader], T], owner: str = "", known: str = NOTHING_CHANGED) -> T:
+    async def read(self, read: Callable[[SessionReader], T], owner: str = "", effect_text: str = NOTHING_CHANGED) -> T:
         """Read sessions in a thread: `await sessions.read(lambda reader: reader.describe(session_id, owner), owner)`.
 
-        A read of much data goes through `compute`: two such reads run at once, one per owner, and owners take turns.
+        If `read` raises a `HeavyReadError`, it is repeated in `compute` with a reader without a size limit. At most two
+        such reads run at once, at most one per owner, and owners take turns.
         """
         try:
-            return await self._do(lambda: read(self._reader), known)
+            return await self._do(lambda: read(self._reader), effect_text)
         except HeavyReadError:
-            return await self.compute(lambda: read(self.heavy_reader), owner, "read", known)
+            return await self.compute(lambda: read(self.heavy_reader), owner, "read", effect_text)
 
-    async def compute(self, work: Callable[[], T], owner: str, kind: str, known: str = NOTHING_CHANGED) -> T:
-        """Run CPU-bound work of the server in a thread.
+    async def compute(self, work: Callable[[], T], owner: str, kind: str, effect_text: str = NOTHING_CHANGED) -> T:
+        """Run CPU-bound work of the server in a thread, and return its result.
 
         Args:
-            kind: Work of one kind takes about the same time.
-            known: What the error says about the state of the work if it misses its deadline.
+            work: The work.
+            owner: The owner of the request. Owners take turns.
+            kind: Name for work that takes about the same time.
+            effect_text: End of the error message if the work misses its deadline, such as "nothing has changed".
         """
-        job = ThreadJob(work, self._settings.timeout_seconds, "reads", kind, owner, effect_text=known)
+        job = ThreadJob(work, self._settings.timeout_seconds, "reads", kind, owner, effect_text=effect_text)
         return cast("T", await self.queues.do(job))
 
     async def run_authors(
@@ -267,27 +282,31 @@ class SessionManager:
         owner: str,
         kind: str,
         timeout_seconds: float | None = None,
-        known: str = NOTHING_CHANGED,
+        effect_text: str = NOTHING_CHANGED,
     ) -> T:
-        """Run code of a toolpack other than a function, such as an evaluator, in a thread. Owners take turns.
+        """Run code of a toolpack other than a function, such as an evaluator, in a thread, and return its result.
 
         Args:
-            kind: Work of one kind takes about the same time.
-            timeout_seconds: Deadline of the work. Default: that of a call.
-            known: What the error says about the state of the work if it misses its deadline.
+            work: The work.
+            owner: The owner of the request. Owners take turns.
+            kind: Name for work that takes about the same time.
+            timeout_seconds: Deadline of the work. Default: the deadline of a call.
+            effect_text: End of the error message if the work misses its deadline, such as "nothing has changed".
         """
         seconds = self._settings.timeout_seconds if timeout_seconds is None else timeout_seconds
-        job = ThreadJob(work, seconds, "authors", kind, owner, known)
+        job = ThreadJob(work, seconds, "authors", kind, owner, effect_text)
         return cast("T", await self.queues.do(job))
 
     async def toolpacks(self, session_id: str, owner: str | None, *, renew: bool = True) -> tuple[str, ...]:
         """Return the names of a session's toolpacks.
 
         Args:
-            renew: Extend the session's expiry.
+            session_id: The session.
+            owner: The owner.
+            renew: Whether to extend the session's expiry.
 
         Raises:
-            ClassesChangedError: One of them is no longer loaded.
+            ClassesChangedError: A toolpack is no longer loaded.
         """
         try:
             session, _ = await self.read(lambda reader: reader.find(session_id, owner, renew=renew))
@@ -303,7 +322,7 @@ class SessionManager:
         entry = self._agents.get(agent_key)
         if entry is None:
             entry = await self.read(lambda reader: reader.agent_session(agent_key))
-            if len(self._agents) >= MAX_CACHED_AGENTS:
+            if len(self._agents) >= MAX_CACHED_AGENTS:  # rare, so all entries may go
                 self._agents.clear()
                 self._agent_keys.clear()
             self._agents[agent_key] = entry
@@ -314,10 +333,13 @@ class SessionManager:
         """Return an address of a session, for a request to that address.
 
         Args:
-            renew: Extend the session's expiry.
+            session_id: The session.
+            owner: The owner.
+            name: The name of the address.
+            renew: Whether to extend the session's expiry.
 
         Raises:
-            DeadlineError: A loader took too long. The message doesn't name the loader, because agents needn't know it.
+            DeadlineError: A task's loader took too long. The message doesn't name the loader, because agents get it.
         """
         session, head = await self.read(lambda reader: reader.find(session_id, owner, renew=renew))
         addresses = self._context.addresses
@@ -330,27 +352,33 @@ class SessionManager:
                 raise DeadlineError(SessionOperation.late.format(self._settings.timeout_seconds)) from None
         if session.details:
             views = await self.read(lambda _: [hook.view(session, head, name) for hook in addresses.hooks])
-            address = replace(address, view=composed([view for view in views if view is not None]))
+            address = replace(address, view=compose_views([view for view in views if view is not None]))
         return address
 
     def _forget_agent(self, session_id: str) -> None:
+        """Remove the keys of a session from the cache of `agent_session`."""
         for agent_key in self._agent_keys.pop(session_id, ()):
             self._agents.pop(agent_key, None)
 
     # Ending sessions
 
     async def close(self, session_id: str, owner: str) -> None:
-        """Close a session."""
+        """Close a session.
+
+        Raises:
+            SessionNotFoundError: The owner has no such session.
+        """
         await self._closed.do((session_id, owner))
         self._notify([session_id])
 
     def _close_batch(self, requests: Sequence[tuple[str, str]]) -> list[SessionNotFoundError | None]:
+        """Close sessions by id and owner, in one transaction. Return an error for each request that has no session."""
         owners = {session_id: self._owner(session_id) for session_id, _ in requests}
         closed = {*self._delete([session_id for session_id, owner in {*requests} if owners[session_id] == owner])}
         answers: list[SessionNotFoundError | None] = []
         for session_id, owner in requests:
             if owners[session_id] == owner and session_id in closed:
-                closed.remove(session_id)  # a second request in the batch for this session must fail
+                closed.remove(session_id)  # another request for this session in the batch must fail
                 answers.append(None)
             else:
                 answers.append(SessionNotFoundError())
@@ -361,12 +389,12 @@ class SessionManager:
         state = self.queues.cache.get(session_id)
         if state is not None:
             return state.session.owner
-        # Not `find`: it must be possible to close a session that was changed in the store or has another key.
+        # `SessionReader.find` would refuse a session that was changed in the store, but such a session can be closed.
         entry = self._store.get(session_id)
         return entry and entry[0].owner
 
     async def close_all(self, owner: str, labels: Mapping[str, str]) -> int:
-        """Close all sessions of an owner that have these labels, and return their number."""
+        """Close all sessions of an owner with these labels, and return the number of closed sessions."""
 
         def close_some() -> Sequence[str]:
             entries = self._store.list(SessionQuery(owner, labels, "", SWEEP_BATCH))
@@ -379,12 +407,13 @@ class SessionManager:
         return count
 
     async def sweep(self) -> None:
-        """Delete expired sessions and the remaining data of closed ones every second, until cancelled.
+        """Delete expired sessions, and the remaining data of closed sessions, every second until cancelled.
 
-        Sessions expire only here, and only the store measures their age.
+        Sessions expire only here, by the store's time.
         """
 
         def sweep_some() -> Sequence[str]:
+            """Delete some expired sessions, and return their ids."""
             counted = self._store.count_time()
             self.queues.clock.look(counted)
             expired = self._store.delete_expired(counted.now, SWEEP_BATCH, self.queues.busy())
@@ -395,13 +424,14 @@ class SessionManager:
         with contextlib.suppress(InternalError, RequestError):  # the store may be unavailable
             await self._do(self.heavy_reader.check_key)
         while True:
-            # Failures are logged, and the next round retries.
+            # A failure is logged elsewhere, and the next round tries again.
             with contextlib.suppress(InternalError, RequestError):
                 while expired := await self._do(sweep_some):
                     self._notify(expired)
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _delete(self, session_ids: list[str]) -> Sequence[str]:
+        """Delete sessions from the store and from the caches. Return the ids of the sessions that existed."""
         deleted = self._store.delete(session_ids)
         self.queues.forget(session_ids)
         for session_id in session_ids:
@@ -429,21 +459,21 @@ class SessionManager:
         return self.queues.waiting(), self.queues.threads.stuck_threads(), len(self.queues.cache)
 
     def begin_draining(self) -> None:
-        """End the waits of all watchers. Running work continues."""
+        """Tell the watchers to end all their waits for events. Running work continues."""
         for watcher in self.watchers:
             watcher.draining()
 
     async def drain(self) -> None:
-        """Wait until all work has ended, at most `drain_seconds` of the settings, then stop the threads."""
+        """Wait until all work has ended, for at most the setting `drain_seconds`, then stop the threads."""
         self.begin_draining()
         deadline = time.monotonic() + self._settings.drain_seconds
         while not self.queues.is_idle() and time.monotonic() < deadline:  # noqa: ASYNC110 - threads end it
             await asyncio.sleep(0.01)
         self.queues.stop()
 
-    async def _do(self, work: Callable[[], T], known: str = NOTHING_CHANGED) -> T:
-        """Run quick blocking work in a thread. See `compute`."""
-        return cast("T", await self.queues.do(ThreadJob(work, self._settings.timeout_seconds, effect_text=known)))
+    async def _do(self, work: Callable[[], T], effect_text: str = NOTHING_CHANGED) -> T:
+        """Run quick work that may block in a thread, and return its result. See `compute` for `effect_text`."""
+        return cast("T", await self.queues.do(ThreadJob(work, self._settings.timeout_seconds, effect_text=effect_text)))
 
 
 def may_be_created(*, repeatable: bool) -> str:

@@ -1,7 +1,7 @@
 """Nested calls in the record of a call.
 
-The record lists every nested call, but may cut its arguments and result. A nested call that didn't return has the error
-of the whole call.
+The record lists all nested calls of a call. Long arguments and results are cut. If a nested call didn't return, its
+error is the error of the whole call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,9 @@ class NestedRecord:
     """Nested calls of one call, for its record.
 
     Args:
-        max_bytes: Maximum size of all arguments together, and of all results together. If they are larger, each long
-            one is cut.
+        calls: The nested calls.
+        max_bytes: Maximum size of all arguments together, and of all results together. If a total is larger, each long
+            value is cut.
     """
 
     def __init__(self, calls: Sequence[NestedCall], max_bytes: int) -> None:
@@ -33,8 +34,8 @@ class NestedRecord:
         """Return the nested calls as JSON objects for the record.
 
         Args:
-            results: Results of the calls that returned, in order.
-            error: Error of the whole call, if it failed.
+            results: Results of the first nested calls, which returned, in order.
+            error: Error of the whole call, if it failed. The other nested calls get it.
         """
         texts = _cut_together(results, self._max_bytes)
         short = error and cut_error(error, SMALL_BYTES)
@@ -51,6 +52,7 @@ class NestedRecord:
 
 
 def _cut_together(texts: Sequence[bytes], max_bytes: int) -> Sequence[bytes]:
+    """Return JSON texts. If they are too large together, each long text is cut."""
     if sum(map(len, texts)) <= max_bytes:
         return texts
     return [cut_if_longer(text, min(SMALL_BYTES, max_bytes)) for text in texts]

@@ -1,8 +1,8 @@
-"""Base class of operations on a session, and of the hooks around them.
+"""Base classes of operations on a session, and of hooks around operations.
 
-The base class handles the deadline, repeated call_ids, the record, the quotas and the result. A subclass implements the
-change itself. Hooks of features run before and after it. The record and the change are one commit; a refused operation
-has neither.
+`SessionOperation` handles the deadline, repeated call_ids, the record, the quotas and the answer. A subclass implements
+the change. Hooks of features run before and after the change. The record and the change are stored in one commit. A
+refused operation changes nothing and has no record.
 """
 
 import hashlib
@@ -25,13 +25,14 @@ from toolpack_server.sessions.recipes import Recipe
 from toolpack_server.sessions.records import stored_call_id
 from toolpack_server.stores.base import Head, Record, StoredSession
 
-LINK_LATE = "What had to happen before this call took too long; the call wasn't run. Send it again."
+LINK_LATE = "The events before this call took too long, so the call wasn't run. Send it again."
 
 
 class SessionFacts(NamedTuple):
-    """Checked facts about a session, which all its operations share.
+    """Facts about a session that never change. All its operations share one object.
 
     Attributes:
+        recipe: The recipe.
         hooks: The operation hooks that concern the session.
     """
 
@@ -40,7 +41,10 @@ class SessionFacts(NamedTuple):
 
 
 def check_facts(context: SessionContext, session: StoredSession) -> SessionFacts:
-    """Check a session at its first use after it was read. Raises the errors of `SessionContext.check_session`."""
+    """Check a session that was read from the store, and return its facts.
+
+    Raise the errors of `SessionContext.check_session`.
+    """
     context.check_session(session)
     hooks = (hook for hook in context.operation_hooks if isinstance(hook, OperationHook) and hook.concerns(session))
     return SessionFacts(Recipe.of(session), tuple(hooks))
@@ -59,15 +63,15 @@ class SessionOperation:
         method: JSON-RPC method of the operation.
         kind: Operations of one kind take about the same time. Default: the method.
         lane: Lane that limits slow operations.
-        record_kind: Name of the kind of its record.
-        starts_clock: The operation starts its clock itself, later than the base class would.
+        record_kind: Name of the record's kind.
+        starts_clock: Whether the operation starts the clock of its deadline itself. Otherwise `steps` starts it.
         by: Name of the address that received the request, or `client`.
         facts: Facts about the session. `steps` sets them before it calls `prepare`.
-        trace: Trace of the call. None if no feature traces it.
-        hook_scratch: Data of hooks between `before` and `after`, by hook.
-        links: Number of operations that hooks have run before this one.
-        is_told: Watchers are notified after the operation.
-        on_unheard: Called on the event loop when the operation ends after its caller has stopped waiting.
+        trace: Trace of the call. None if no feature traces calls.
+        hook_scratch: Data that a hook passes from `before` to `after`, by hook.
+        links: Number of operations that hooks have run before this operation.
+        is_told: Whether watchers are notified after the operation.
+        on_unheard: Callback on the event loop, if the operation ends after its caller has stopped waiting.
         late: Error message of a missed deadline. `{:g}` is replaced by the seconds.
     """
 
@@ -107,45 +111,50 @@ class SessionOperation:
         return self.context.settings.timeout_seconds
 
     def asked(self) -> Sequence[Any]:
-        """Return the parameters that a repeated request must have in common with the first one."""
+        """Return the parameters that a repeated request must have in common with the first request."""
         raise NotImplementedError
 
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Any:
-        """Return the answer to a repeated request from the record of the first one.
+        """Return the answer to a repeated request from the record of the first request.
 
         Args:
+            record: The record.
             shown: The members of the record that clients see.
-            private: The members that only the server reads, including those of `feature_options`.
+            private: The members that only the server reads, including those of `private_members`.
         """
         raise NotImplementedError
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
-        """Run the operation in a thread. The method may block."""
+        """Run the operation, and return its effect. The method runs in a thread and may block."""
         raise NotImplementedError
 
-    def feature_options(self, change: Effect) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
-        """Return private data for the record, which the answer to a repeated request needs."""
+    def private_members(self, change: Effect) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
+        """Return the private members of the record that `repeated` needs."""
         return {}
 
     def too_large(self, error: TooLargeError) -> Any:
-        """Return the answer if the quotas have no room for the record, or raise the error."""
+        """Return the answer for an operation that exceeds a quota, or raise the error. Nothing is committed."""
         raise error
 
     # Common behaviour
 
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        """Run `change` as a generator, whose driver awaits the coroutines that it yields."""
+        """Run `change` as a generator without steps. A subclass may yield coroutines, which the caller awaits."""
         return self.change(state, start_clock)
         yield  # makes the method a generator
 
     def steps(self, state: SessionState[SessionFacts], start_clock: StartClock) -> Steps[Effect]:
+        """Run the operation with its hooks, and return its effect with the record.
+
+        A repeated request, or a hook with an answer, ends the operation without a record.
+        """
         context, facts = self.context, state.facts
         if facts is None:
             facts = state.facts = check_facts(context, state.session)
         self.facts = facts
         feature_options = facts.recipe.feature_options
         limited = self.by != CLIENT and feature_options
-        if limited:  # a toolpack's loader may determine the address's functions, so a deadline is needed
+        if limited:  # `prepare` may run a toolpack's code to determine the address's functions, so it has a deadline
             start_clock(context.settings.timeout_seconds, context.settings.timeout_seconds)
         seconds = self.prepare(state)
         if limited:
@@ -153,8 +162,8 @@ class SessionOperation:
         self._started_at = time.time()
         if not self.starts_clock:
             start_clock(seconds)
-        if self.recorded_call_id is not None and not self.links:  # if events came first, it was looked up before them
-            # The operation may run before earlier commits are stored. Their records are in the state.
+        if self.recorded_call_id is not None and not self.links:  # with links, it was looked up before the first link
+            # Records of earlier operations that aren't stored yet are in `state.uncommitted`.
             earlier = self.earlier_record(feature_options, state.uncommitted)
             if earlier is not None:
                 return Effect(self.repeated(*earlier))
@@ -175,7 +184,9 @@ class SessionOperation:
     def earlier_record(
         self, feature_options: Mapping[str, Any], uncommitted: Mapping[str, Record] = NONE
     ) -> tuple[Record, dict[str, Any], dict[str, Any]] | None:
-        """Return the record of an earlier request with the same call_id, and both its lines, parsed; None without one.
+        """Return the record of an earlier request with the same call_id, and its two lines as JSON objects.
+
+        Return None if there is no such record.
 
         Args:
             feature_options: Feature data of the session's recipe.
@@ -185,10 +196,11 @@ class SessionOperation:
             CallIdReusedError: The record belongs to another request.
         """
         call_id = self.recorded_call_id or ""
-        asked = dumps([self.method, *self.asked()], sort_keys=True)  # the order of members makes no difference
-        self._digest = hashlib.blake2b(asked, digest_size=16).hexdigest()
+        parameters = dumps([self.method, *self.asked()], sort_keys=True)  # sorted: the order of members is irrelevant
+        self._digest = hashlib.blake2b(parameters, digest_size=16).hexdigest()
         if self.by != CLIENT and feature_options and self.context.addresses.named.of(feature_options):
-            call_id = self.recorded_call_id = f"{self.by}/{self.call_id}"  # each address has its own call_ids
+            # In a session with several addresses, each address has its own call_ids.
+            call_id = self.recorded_call_id = f"{self.by}/{self.call_id}"
         stored = stored_call_id(call_id, self.by)
         record = uncommitted.get(stored) or self.context.store.record_of_call(self.session_id, stored)
         if record is None:
@@ -196,12 +208,12 @@ class SessionOperation:
         return record, *self.context.records.read_repeated(self.session_id, record, self._digest)
 
     def record(self, state: SessionState, change: Effect) -> Record:
-        """Return the operation's record, after the hooks have extended it."""
+        """Call the hooks' `after`, and return the operation's record."""
         for hook in self.facts.hooks:
             hook.after(self, state, change)
         private = change.private
         if self._digest is not None:
-            private = {"digest": self._digest, **self.feature_options(change), **private}
+            private = {"digest": self._digest, **self.private_members(change), **private}
         if self._trace_context is not None:
             private = {**private, **self._trace_context.members()}
         shown = {"index": state.index + 1, "kind": self.record_kind}
@@ -214,14 +226,15 @@ class SessionOperation:
         return self.context.records.write(self.session_id, shown, private or None)
 
     def on_timeout(self, state: SessionState) -> Effect:  # noqa: ARG002 - a subclass uses it
-        """Return the effect of a missed deadline, or raise an error."""
+        """Return the effect of a missed deadline, or raise the error for the caller."""
         raise DeadlineError(self.late.format(self.context.settings.timeout_seconds))
 
     def link_timeout_error(self, error: Exception | None) -> Exception:  # noqa: ARG002 - a subclass uses it
-        """Return the error if an operation that a hook has run before this one missed its deadline."""
+        """Return the caller's error, because an operation that a hook has run before this one missed its deadline."""
         return OverloadedError(LINK_LATE)
 
     def ended_unheard(self) -> None:
+        """Handle the end of the operation, if its caller has stopped waiting."""
         if self.on_unheard is not None:
             self.on_unheard()
 
@@ -229,32 +242,37 @@ class SessionOperation:
 class OperationHook(SessionHook):
     """Hook of a feature around the operations on sessions. A subclass overrides the methods that it needs.
 
-    `before` raises a `RequestError` to refuse an operation. Hooks aren't called for sessions that don't concern them.
+    `before` raises a `RequestError` to refuse an operation. The hook is called only if `concerns` returns True for the
+    session.
 
-    `state.hook_state[self]` caches the hook's state of a session as of its last record. It is lost when the session is
-    read from the store again.
+    A hook can derive its own state from a session's records, and cache this state in `state.hook_state[self]`. The
+    cache belongs to the session's last record. It is lost when the session is read from the store again.
     """
 
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Any:
-        """Prepare an operation in its thread. The method may block. Repeated requests are answered before it is called.
+        """Prepare an operation. The method runs in the operation's thread and may block.
 
-        Return None to continue. Any other value is the answer: the operation doesn't run and isn't recorded. To record
-        a call without running its function, set `CallOperation.outcome`. To run other operations first, return an
-        `Effect` whose `next` is the first of them. If the last one's `next` is this operation, it runs again from its
-        beginning; undo what hooks have changed with `CallOperation.restart`.
+        It isn't called for a repeated request. It returns:
+
+        - None, to continue.
+        - An `Effect` with `next`, to run other operations first: `next` is the first of them. If the last operation's
+          `next` is this operation, it runs again from its beginning. Call `CallOperation.restart` before you return.
+        - Any other value, as the answer. The operation then doesn't run and isn't recorded.
+
+        To record a call without running its function, set `CallOperation.outcome` and return None.
         """
 
     def unfinished(self, session: StoredSession, head: Head) -> SessionOperation | None:
-        """Return an operation that finishes what the session's last record has set off, or None. It may read the store.
+        """Return an operation that runs the pending consequences of the session's last record, or None.
 
-        Such a rest is left if the server was too busy for it. If the hook can't know without running code, it returns
-        an operation that finds out.
+        Consequences, such as events, are pending if the server was too busy to run them. If the hook must run a
+        toolpack's code to know that, it returns an operation that runs the code. The method may read the store.
         """
 
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
-        """Process the effect of an operation before it is recorded.
+        """Process the effect of an operation before the effect is recorded.
 
         The method may add to `change.members`, `change.private` and `change.hook_state`. It may replace
-        `change.answer`: the agent and a repeated request then get the new answer. After a missed deadline the method
-        must be quick, because it is called under a lock.
+        `change.answer`. The agent then gets the new answer, now and if it repeats the request. After a missed deadline
+        the method is called under a lock, so it must be quick.
         """

@@ -1,6 +1,6 @@
 """Bytes of a version's parts, read from the store on demand.
 
-All code gets the bytes of parts from here, so no result depends on the contents of this worker's cache.
+All code reads the bytes of parts through this class. So results are the same whether or not the worker has cached them.
 """
 
 from collections.abc import Mapping
@@ -11,31 +11,33 @@ from toolpack_server.volumes.volume import is_piece
 
 
 class PartBytes(dict[str, bytes]):
-    """Mapping from parts to their bytes. Missing bytes are read from the store and then kept.
+    """Mapping from parts to their bytes. Missing bytes are read from the store and then kept in memory.
 
-    Pieces of volumes are read each time, because the server keeps working copies of volumes instead.
+    Pieces of volumes aren't kept, because the server caches volumes as working copies instead.
 
     Args:
+        store: The store.
         parts: Blob ids by part.
-        known: Bytes by part that are in memory already.
-        unstored: Blobs by id that the store may not have yet. An entry may disappear after it is stored.
+        cached: Bytes by part that are in memory already.
+        unstored: Blobs, by id, with a commit in progress. Another thread may remove an entry after it is stored.
     """
 
     def __init__(
         self,
         store: SessionStore,
         parts: Mapping[str, str],
-        known: Mapping[str, bytes],
+        cached: Mapping[str, bytes],
         unstored: Mapping[str, bytes] = NONE,
     ) -> None:
-        super().__init__(known)
+        super().__init__(cached)
         self._store = store
         self._parts = parts
         self._unstored = unstored
 
     def __missing__(self, part: str) -> bytes:
+        """Return the bytes of a part that isn't in memory."""
         blob_id = self._parts[part]
-        blob = self._unstored.get(blob_id)  # before the store: the entry disappears only after it is stored
+        blob = self._unstored.get(blob_id)  # first, because an entry is removed only after the store has the blob
         if blob is None:
             blob = self._store.blobs([blob_id])[blob_id]
         if not is_piece(part):

@@ -1,13 +1,13 @@
-"""Paths of sessions: the records that led to a version, including those of its ancestors.
+"""Paths of sessions: the records that led to a version, including records of the session's ancestors.
 
-A reset goes back on the path: records after the version that it names leave the path. A call that changes nothing
-belongs to the version that it read. A fork's path begins with its parent's path up to the forked version, but without
-the answer, because each fork gives its own. The fork stores only a reference: its parent, the version, and the parent's
-last record at that time. The store retains the referenced records even if the parent is closed.
+A reset goes back on the path: records after the version that it restores leave the path. A call that changes
+nothing belongs to the version that it read. A fork's path begins with its parent's path up to the forked version, but
+without the answer, because each fork submits its own. The fork stores only a reference: its parent, the version, and
+the parent's last record at that time. The store keeps the referenced records even if the parent is closed.
 
-Paths depend only on data with an HMAC: records, and the parts of a session that never change. An attacker who can
-write to the store can't give a fork another past. A store that lost its newest records can't, either: the referenced
-record would be missing or have another id.
+Paths depend only on data with an HMAC: records, and the values of a session that never change. So an attacker who can
+write to the store can't give a fork another past. If the store loses its newest records, the referenced record is
+missing or has another id, so the path is refused.
 """
 
 import threading
@@ -27,12 +27,12 @@ from toolpack_server.sessions.record_kinds import RecordKinds
 from toolpack_server.sessions.records import Records
 from toolpack_server.stores.base import ForkPoint, SessionStore, StoredSession
 
-READ_BATCH = 64  # records that are read in one step
+READ_BATCH = 64  # number of records that are read in one step
 MAX_CACHED_TREES = 256  # sessions with a cached record tree
 MAX_CACHED_POINTS = 4096  # fork points with a cached path
 
 Line = tuple[str, bytes]
-"""A record on a path: its session's id, and the JSON that clients see."""
+"""A record on a path: the id of its session, and the JSON that clients see."""
 
 
 class _CachedTree:
@@ -47,10 +47,12 @@ class _PathSegment(NamedTuple):
     """The records on a path that belong to one session.
 
     Attributes:
-        before: The segment before, of the parent. None for the first segment.
-        point: The fork point that ends the segment. None for the last segment.
-        start: Position of the first record on the path.
-        stop: Position after the last record.
+        before: The previous segment, which belongs to the parent session. None for the first segment.
+        session_id: The session.
+        point: The fork point at the end of the segment. None for the last segment.
+        ranges: Indices of the records in the session.
+        start: Position of the segment's first record on the path.
+        stop: Position after the segment's last record on the path.
     """
 
     before: "_PathSegment | None"
@@ -64,6 +66,7 @@ class _PathSegment(NamedTuple):
 def _segment(
     before: _PathSegment | None, session_id: str, point: ForkPoint | None, ranges: Sequence[range]
 ) -> _PathSegment:
+    """Return the segment that follows `before`."""
     start = before.stop if before else 0
     return _PathSegment(before, session_id, point, ranges, start, start + sum(map(len, ranges)))
 
@@ -77,7 +80,15 @@ class _Piece(NamedTuple):
 
 
 class PathMessage(NamedTuple):
-    """Reference to the record of a participant's message. `to` is None if the message is for all participants."""
+    """Reference to the record of a participant's message.
+
+    Attributes:
+        session_id: The session that has the record.
+        point: The fork point at the end of the record's segment. None for the last segment.
+        record: Index of the record in the session.
+        by: The sender.
+        to: The recipient. None means all participants.
+    """
 
     session_id: str
     point: ForkPoint | None
@@ -92,7 +103,7 @@ class PathRecord:
 
     Attributes:
         shown: The members that clients see.
-        own: The record belongs to the session itself, not to an ancestor.
+        own: Whether the record belongs to the session itself, not to an ancestor.
     """
 
     shown: Mapping[str, Any]
@@ -100,7 +111,7 @@ class PathRecord:
 
 
 class Paths:
-    """Reads paths, and caches record trees and the paths of fork points."""
+    """Reader of paths. It caches the record trees of sessions, and the inherited paths of forks."""
 
     def __init__(self, store: SessionStore, records: Records, identities: Identities, kinds: RecordKinds) -> None:
         self._kinds = kinds
@@ -114,7 +125,7 @@ class Paths:
     # Whole paths
 
     def lines(self, session: StoredSession, version: int, start: int = 0, limit: int | None = None) -> Iterator[Line]:
-        """Yield the records on the path of a version, from position `start` on.
+        """Yield the records on the path of a version, from position `start` on, at most `limit` records.
 
         Raises:
             StateDamagedError: A record or an ancestor is missing, damaged or forged.
@@ -136,18 +147,18 @@ class Paths:
             if batch:
                 yield from self._read(batch)
 
-    def said(self, session: StoredSession, version: int) -> list[PathMessage]:
-        """Return the participants' messages on the path of a version, in order, without reading records again."""
+    def messages(self, session: StoredSession, version: int) -> list[PathMessage]:
+        """Return the participants' messages on the path of a version, in order. Cached records aren't read again."""
         with self._unless_closed(session):
             return [
                 PathMessage(segment.session_id, segment.point, *message)
                 for segment in self._segments(session, version, 0)
-                for message in self._tree(segment.session_id).said(segment.ranges)
+                for message in self._tree(segment.session_id).messages(segment.ranges)
             ]
 
-    def said_lines(self, session: StoredSession, said: Sequence[PathMessage]) -> Iterator[bytes]:
-        """Yield the JSON of these messages' records that clients see. Raises the errors of `lines`."""
-        pieces = [_Piece(each.session_id, each.point, range(each.record, each.record + 1)) for each in said]
+    def message_lines(self, session: StoredSession, messages: Sequence[PathMessage]) -> Iterator[bytes]:
+        """Yield the records of messages, as the JSON that clients see. Raise the errors of `lines`."""
+        pieces = [_Piece(each.session_id, each.point, range(each.record, each.record + 1)) for each in messages]
         with self._unless_closed(session):
             for start in range(0, len(pieces), READ_BATCH):
                 for _, text in self._read(pieces[start : start + READ_BATCH]):
@@ -165,6 +176,7 @@ class Paths:
         return segments[::-1]
 
     def _pieces(self, session: StoredSession, version: int, start: int) -> Iterator[_Piece]:
+        """Yield the path of a version in pieces of at most `READ_BATCH` records."""
         for segment in self._segments(session, version, start):
             for indices in _after(segment.ranges, start - segment.start):
                 for first in range(indices.start, indices.stop, READ_BATCH):
@@ -172,29 +184,34 @@ class Paths:
                     yield _Piece(segment.session_id, segment.point, batch)
 
     def _read(self, pieces: Sequence[_Piece]) -> Iterator[Line]:
-        """Yield records as clients see them, after checking that the records at the fork points are unchanged."""
+        """Yield records as clients see them, after checking that the records at the fork points are unchanged.
+
+        A record's HMAC shows that the record belongs to its session, but not that the fork saw this record. If the
+        record at the fork point has the expected id, all records before it are the expected ones, too.
+        """
         points = {piece.point for piece in pieces if piece.point is not None}
-        beyond = {piece.point for piece in pieces if piece.point and piece.point.last not in piece.indices}
+        # Fork points with a record that isn't in the pieces.
+        other_points = {piece.point for piece in pieces if piece.point and piece.point.last not in piece.indices}
         queries = [(piece.session_id, piece.indices) for piece in pieces]
-        queries += [(point.session_id, range(point.last, point.last + 1)) for point in beyond]
+        queries += [(point.session_id, range(point.last, point.last + 1)) for point in other_points]
         results = zip(queries, self._store.records_at(queries), strict=True)
-        records = {(of, record.index): record for (of, _), result in results for record in result}
-        if any((of, index) not in records for of, indices in queries for index in indices):
+        records = {(session_id, record.index): record for (session_id, _), result in results for record in result}
+        if any((session_id, index) not in records for session_id, indices in queries for index in indices):
             raise _missing()
-        for point in beyond:
+        for point in other_points:
             self._records.read(point.session_id, records[point.session_id, point.last])
         if any(records[point.session_id, point.last].id != point.record for point in points):
             raise _missing()
-        for of, _, indices in pieces:
+        for session_id, _, indices in pieces:
             for index in indices:
-                yield of, self._records.read(of, records[of, index])[0]
+                yield session_id, self._records.read(session_id, records[session_id, index])[0]
 
     def evidence(self, session: StoredSession, version: int) -> tuple[Mapping[str, str], list[PathRecord]]:
-        """Return the first parts and the path of a version, for an evaluator. Raises the errors of `lines`.
+        """Return the initial parts and the path of a version, for an evaluator. Raise the errors of `lines`.
 
-        The first parts are the initial environments of the session's oldest ancestor.
+        The initial parts are version 0 of the session's oldest ancestor.
         """
-        path = [PathRecord(loads(line), own=of == session.id) for of, line in self.lines(session, version)]
+        path = [PathRecord(loads(line), own=origin == session.id) for origin, line in self.lines(session, version)]
         root, point = session.id, session.parent
         with self._unless_closed(session):
             while point is not None:
@@ -203,7 +220,10 @@ class Paths:
 
     @contextmanager
     def _unless_closed(self, session: StoredSession) -> Iterator[None]:
-        """Raise `SessionNotFoundError` if a part of the path is missing because the session was closed meanwhile."""
+        """In a block, replace `StateDamagedError` by `SessionNotFoundError` if the session was closed meanwhile.
+
+        Records of a closed session are missing, so without this the error would say that the store is damaged.
+        """
         try:
             yield
         except StateDamagedError:
@@ -212,7 +232,7 @@ class Paths:
             raise
 
     def _past(self, session: StoredSession) -> _PathSegment | None:
-        """Return the last inherited segment of a session's path, or None if the session isn't a fork."""
+        """Return the segment before the session's own segment on its path, or None if the session isn't a fork."""
         points, point, past = [], session.parent, None
         while point is not None and (past := self._pasts.get(point)) is None:
             points.append(point)
@@ -237,9 +257,9 @@ class Paths:
     # One session's own records
 
     def end(self, session_id: str, version: int, last: int) -> int:
-        """Return the index of the last record up to `last` whose version is at most `version`, or -1.
+        """Return the index of the last record of `version` or an earlier version, up to the index `last`, or -1.
 
-        A binary search reads only a few records.
+        A binary search reads only a few records, because versions never decrease.
 
         Raises:
             SessionNotFoundError: The session was closed meanwhile.
@@ -255,7 +275,7 @@ class Paths:
         return bisect_right(range(last + 1), version, key=version_of) - 1
 
     def private(self, session_id: str, index: int) -> bytes:
-        """Return the private line of a record. Raises the errors of `lines`."""
+        """Return the line of a record that only the server reads. Raise the errors of `lines`."""
         for record in self._store.records(session_id, index - 1, 1):
             return self._records.read(session_id, record)[1]
         raise SessionNotFoundError
@@ -266,9 +286,10 @@ class Paths:
         with cached.lock:
             tree = cached.tree
             count = len(tree)
+            # Also read the tree's last record again, to see whether it is still in the store.
             records = self._store.records(session_id, count - 2, READ_BATCH)
             if count and not (records and records[0].id == tree.last_id):
-                # The store has lost its newest records, and may have got other ones.
+                # The store has lost its newest records, and may have new records in their place. So start again.
                 cached.tree = tree = RecordTree(self._kinds)
                 count = 0
                 records = self._store.records(session_id, -1, READ_BATCH)
@@ -284,6 +305,7 @@ class Paths:
 
 
 def _missing() -> StateDamagedError:
+    """Return the error for a record that is missing, or was replaced."""
     return StateDamagedError(
         "Records on the session's path are missing from the store: restore a backup, or close the session."
     )

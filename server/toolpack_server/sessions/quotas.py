@@ -1,7 +1,8 @@
 """Quotas: limits on the bytes that a session and an owner may store.
 
-All stored data counts. The store counts the bytes at intervals, and the number is estimated in between. A request is
-refused only after a recent count. With several workers, each may exceed the owner's limit by at most `OWN_SHARE` of it.
+All stored data counts. The store counts the bytes at intervals. Between two counts, a worker adds its own commits to
+the last count, but doesn't know the commits of other workers. So each worker may exceed an owner's limit by `OWN_SHARE`
+of the limit. A request is refused only after a recent count.
 """
 
 import threading
@@ -14,35 +15,37 @@ from toolpack_server.engine.state import SessionState
 from toolpack_server.stores.base import SessionStore
 
 RECOUNT_SECONDS = 10.0
-RECOUNT_FULL_SECONDS = 1.0  # if the estimate is above the limit
-RECOUNT_SHARE = 0.01  # maximum share of the time that is spent on counting
-OWN_SHARE = 0.01  # share of an owner's limit that a worker adds before it counts again
+RECOUNT_FULL_SECONDS = 1.0  # the same, if the estimate is above the limit
+RECOUNT_SHARE = 0.01  # maximum share of time for counting, so that counts of an owner with much data are rarer
+OWN_SHARE = 0.01  # share of an owner's limit that a worker may add before the store counts again
 
 
 @dataclass(slots=True)
 class _Count:
-    """Estimated bytes of an owner, and the result, time and duration of the last count."""
+    """Estimated bytes of an owner, and the last count."""
 
-    stored: int
+    stored: int  # the estimate
     counted: int
-    at: float
-    took: float
+    counted_at: float  # start of the count, on the monotonic clock
+    seconds: float  # duration of the count
 
 
 class Quotas:
-    """Checks of the quotas."""
+    """Checks the quotas of sessions and owners."""
 
     def __init__(self, store: SessionStore, settings: Settings) -> None:
         self._store = store
         self._settings = settings
         self._counts: dict[str, _Count] = {}
-        self._lock = threading.Lock()  # protects the dictionary
+        self._lock = threading.Lock()  # protects `_counts`
 
     def check_session(self, state: SessionState, added: int, *, at_least: bool = False) -> None:
         """Check that a session and its owner may store `added` more bytes.
 
         Args:
-            at_least: The number is a minimum. The caller checks again when it knows the number.
+            state: The state of the session.
+            added: The number of bytes.
+            at_least: Whether `added` is a minimum. The caller then checks again when it knows the number.
 
         Raises:
             TooLargeError: A quota is exceeded.
@@ -59,7 +62,12 @@ class Quotas:
         self.check_owner(state.session.owner, added, at_least=at_least)
 
     def check_owner(self, owner: str, added: int, *, at_least: bool = False) -> None:
-        """Check that an owner may store `added` more bytes, and add them to the estimate unless `at_least` is set.
+        """Check that an owner may store `added` more bytes.
+
+        Args:
+            owner: The owner.
+            added: The number of bytes. It is added to the estimate.
+            at_least: Whether `added` is a minimum, which isn't added to the estimate yet.
 
         Raises:
             TooLargeError: The quota is exceeded.
@@ -83,11 +91,12 @@ class Quotas:
         now = time.monotonic()
         with self._lock:
             count = self._counts.get(owner)
-        if count is None or now - count.at > max(seconds, count.took / RECOUNT_SHARE):
+        if count is None or now - count.counted_at > max(seconds, count.seconds / RECOUNT_SHARE):
             count = self._recount(owner)
         return count
 
     def _recount(self, owner: str) -> _Count:
+        """Let the store count the bytes of an owner."""
         began = time.monotonic()
         stored = self._store.stored_bytes(owner)
         count = _Count(stored, stored, began, time.monotonic() - began)

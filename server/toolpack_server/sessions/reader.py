@@ -1,6 +1,6 @@
 """Reader of sessions: descriptions, environments as JSON, differences, traces and exact snapshots.
 
-The methods block and may run a toolpack's code, so they must run in threads. They read committed data only. Reading a
+The methods block and may run a toolpack's code, so they must run in threads. They read only committed data. Reading a
 session extends its expiry.
 """
 
@@ -52,13 +52,13 @@ from toolpack_server.volumes.volume import is_piece
 
 __all__ = ["SessionQuery", "SessionReader"]
 
-RECORDS_BATCH = 16  # records that are read in one step; each can be large
+RECORDS_BATCH = 16  # number of records that are read in one step; each can be large
 SESSIONS_BATCH = 100
-SESSIONS_FOR_KEY = 20  # sessions that a starting server checks against its key
+SESSIONS_FOR_KEY = 20  # number of sessions that a starting server uses to check its key
 
 
-def foreign(invalid: int, stored: int) -> str:
-    """Return the message about stored sessions that fail their keyed hash."""
+def invalid_sessions(invalid: int, stored: int) -> str:
+    """Return the message about `invalid` of `stored` sessions that fail their keyed hash."""
     return (
         f"{invalid} of {stored} stored sessions fail their keyed hash, because they were created with another secret "
         "key, or changed in the store: start the server with that key, or close them"
@@ -69,8 +69,10 @@ class SessionReader:
     """Reader of an owner's sessions. The server itself and agents' addresses pass None as owner to read any session.
 
     Args:
-        cache: This worker's session states. Their expiry is updated.
-        max_bytes: Maximum size of a snapshot. A larger one raises `HeavyReadError`. None means no limit.
+        context: The shared services.
+        cache: This worker's session states. A read updates their expiry.
+        clock: The session clock.
+        max_bytes: Maximum size of a snapshot. Reading a larger snapshot raises `HeavyReadError`. None means no limit.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class SessionReader:
         """Return a session and its head as they are stored, without checks.
 
         Raises:
-            SessionNotFoundError: The session is unknown, closed, deleted after it expired, or another owner's.
+            SessionNotFoundError: The session is unknown, closed or expired, or belongs to another owner.
         """
         entry = self._store.get(session_id)
         if entry is None or owner not in {None, entry[0].owner}:
@@ -100,10 +102,12 @@ class SessionReader:
         return entry
 
     def find(self, session_id: str, owner: str | None, *, renew: bool = True) -> tuple[StoredSession, Head]:
-        """Return a checked session and its head. Raises the errors of `get`, too.
+        """Return a session and its head, after checking the session. Raise the errors of `get`, too.
 
         Args:
-            renew: Extend the session's expiry.
+            session_id: The session.
+            owner: The owner, or None for any.
+            renew: Whether to extend the session's expiry.
 
         Raises:
             StateDamagedError: The session was changed, or a newer version of the server created it.
@@ -113,7 +117,7 @@ class SessionReader:
         now = self._clock.now()
         if renew and session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
-            with suppress(OverloadedError):  # if writing fails, as on a full disk, reading still works
+            with suppress(OverloadedError):  # a store that can't be written, as on a full disk, can still be read
                 self._store.renew(session_id, session.expires_at)
             cached = self._cache.get(session_id)
             if cached is not None:
@@ -123,31 +127,37 @@ class SessionReader:
     def parts(self, session_id: str, head: Head, version: int) -> Mapping[str, str]:
         """Return the blob id of each part of a version.
 
+        Args:
+            session_id: The session.
+            head: The head of the session, which has the parts of the current version.
+            version: The version.
+
         Raises:
             VersionNotRetainedError: The version was deleted, or doesn't exist yet.
         """
         return head.parts if version == head.version else self._store.parts_at(session_id, version)
 
     def agent_session(self, agent_key: str) -> tuple[str, str, str]:
-        """Return the id and owner of the session with this address key, and the name of the address.
+        """Return the id and owner of the session with this key of an address, and the name of the address.
 
         Raises:
             SessionNotFoundError: No session has this key.
-            StateDamagedError: The key was created for another session than the stored one.
+            StateDamagedError: The stored session isn't the session for which the key was created.
         """
-        others = self._context.identities.is_others(agent_key)
-        session_id = self._context.identities.opened(agent_key) if others else self._store.find_agent(agent_key)
+        identities = self._context.identities
+        is_additional = identities.is_additional_key(agent_key)
+        session_id = identities.session_id_in(agent_key) if is_additional else self._store.find_agent(agent_key)
         entry = session_id and self._store.get(session_id)
         if not entry:
             raise SessionNotFoundError
         session, _ = entry
-        if not others and session.agent_key != agent_key:
+        if not is_additional and session.agent_key != agent_key:
             raise StateDamagedError(
                 "The stored session isn't the one for which this agent path was made: restore a backup, or close the "
                 "session."
             )
         self._context.check_session(session)
-        return session.id, session.owner, self._context.identities.name_of(session, agent_key) if others else AGENT
+        return session.id, session.owner, identities.name_of(session, agent_key) if is_additional else AGENT
 
     def describe(
         self, session_id: str, owner: str | None, *, version: int | None = None, as_created: bool = False
@@ -155,8 +165,11 @@ class SessionReader:
         """Return the description of a session.
 
         Args:
-            version: The version to show. Default: the current one.
-            as_created: Show the expiry as of the creation, so that the answer to a repeated request is the same.
+            session_id: The session.
+            owner: The owner, or None for any.
+            version: The version to show. Default: the current version.
+            as_created: Whether to show the expiry that the session had when it was created. So the answer to a repeated
+                request equals the first answer.
         """
         session, head = self.find(session_id, owner)
         at = head.version if version is None else version
@@ -168,7 +181,8 @@ class SessionReader:
     ) -> list[Session]:
         """Return the descriptions of the sessions that match a query and all predicates, in the query's order.
 
-        Sessions that fail their keyed hash are omitted.
+        Sessions that fail their keyed hash are omitted. Fewer sessions than `query.limit` are returned if more wouldn't
+        fit into an answer.
 
         Raises:
             InvalidParamsError: The query lists the newest first, and the session `after` doesn't exist.
@@ -177,6 +191,7 @@ class SessionReader:
         invalid = valid = 0
 
         def views() -> Iterator[Session]:
+            """Yield descriptions, and count the sessions that pass or fail their keyed hash."""
             nonlocal invalid, valid
             page = replace(query, limit=min(query.limit, SESSIONS_BATCH))
             while True:
@@ -188,12 +203,12 @@ class SessionReader:
                         "sessions again."
                     ) from None
                 for session, version in entries:
-                    fits = self._context.identities.fits(session)
-                    invalid, valid = invalid + (not fits), valid + fits
-                    if fits and all(predicate(session) for predicate in predicates):
-                        # Listing a session doesn't extend its expiry: that shows when the session was last called.
+                    is_intact = self._context.identities.is_intact(session)
+                    invalid, valid = invalid + (not is_intact), valid + is_intact
+                    if is_intact and all(predicate(session) for predicate in predicates):
+                        # Compute the time of the last call from the expiry, because a list doesn't extend the expiry.
                         called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
-                        if called_at < session.created_at - 1:  # the session expires soon unless it is used
+                        if called_at < session.created_at - 1:  # its first expiry is earlier: it was never used
                             called_at = session.expires_at - session.ttl_seconds + self._clock.uncounted
                         yield self._context.session_views.of(session, version, called_at=called_at)
                 if len(entries) < page.limit:
@@ -202,15 +217,15 @@ class SessionReader:
 
         shown_views = fitting(islice(views(), query.limit), lambda view: len(dumps(view)), self._max_list_bytes)
         if invalid and not valid and not query.after:
-            raise StateDamagedError(f"{foreign(invalid, invalid)}.")
+            raise StateDamagedError(f"{invalid_sessions(invalid, invalid)}.")
         return shown_views
 
     def check_key(self) -> None:
         """Log an error if stored sessions were created with another secret key than this server's."""
         entries = self._store.list(SessionQuery(None, {}, "", SESSIONS_FOR_KEY))
-        invalid = sum(not self._context.identities.fits(session) for session, _ in entries)
+        invalid = sum(not self._context.identities.is_intact(session) for session, _ in entries)
         if invalid:
-            log.error("%s.", foreign(invalid, len(entries)))
+            log.error("%s.", invalid_sessions(invalid, len(entries)))
 
     def environment(
         self,
@@ -221,14 +236,18 @@ class SessionReader:
         after: str | None = None,
         limit: int | None = None,
     ) -> Fragment:
-        """Return the JSON of a version's environments, or of the value that a JSON Pointer (RFC 6901) names.
+        """Return the JSON of a version's environments, or of one value in them.
 
         Args:
-            after: Return the rows after this key of a table.
+            session_id: The session.
+            owner: The owner, or None for any.
+            version: The version. None means the current version.
+            pointer: JSON Pointer (RFC 6901) to the value. "" means all environments.
+            after: If the value is a table, return only rows after the row with this key.
             limit: Maximum number of rows of a table.
 
         Raises:
-            InvalidParamsError: The pointer names nothing, or `after` or `limit` is set and it doesn't name a table.
+            InvalidParamsError: No value has this pointer, or `after` or `limit` is set, but the value isn't a table.
         """
         snapshot = self._at(session_id, owner, version)
         volume_json = self._in_volume(snapshot, pointer, after, limit)
@@ -249,7 +268,10 @@ class SessionReader:
         return Fragment(dumps(value))
 
     def _in_volume(self, snapshot: Snapshot, pointer: str, after: str | None, limit: int | None) -> bytes | None:
-        """Return the JSON that a pointer names in a volume, or None if it doesn't lead into a volume."""
+        """Return the JSON of the value with this pointer, or None if the value isn't in a volume.
+
+        Raise the errors of `environment`.
+        """
         for name, path in volume_pointers(snapshot.parts).items():
             if pointer == path or pointer.startswith(f"{path}/"):
                 self._require_heavy()
@@ -276,7 +298,10 @@ class SessionReader:
         *,
         text_diffs: bool = False,
     ) -> list[dict[str, Json]]:
-        """Return the JSON Patch between two versions, of one session or two. `DiffEnvironment` has the parameters."""
+        """Return the JSON Patch between two versions of one session, or of two. `DiffEnvironment` has the parameters.
+
+        Volumes are compared separately, so that only their changes are read.
+        """
         if from_version is None and to_session_id is None:
             from_version = 0
         to_session_id = session_id if to_session_id is None else to_session_id
@@ -302,7 +327,8 @@ class SessionReader:
     def _changes(self, before: Snapshot, after: Snapshot) -> list[dict[str, Json]] | None:
         """Return the JSON Patch between environments that are stored in pieces, without volumes.
 
-        None: it needs the whole JSON.
+        Only the changed objects are read. Return None if the environments aren't stored in pieces, or if the patch
+        can't be computed from the changed objects alone.
         """
         if not all(stored_environments(tuple(snapshot.parts)) for snapshot in (before, after)):
             return None
@@ -311,11 +337,12 @@ class SessionReader:
         return patch if all(change["path"] for change in patch) else None
 
     def trace(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
-        """Return the records after an index, as many as fit into an answer, but at least one."""
+        """Return up to `limit` records after an index, as many as fit into an answer, but at least one."""
         self.find(session_id, owner)
         return [*map(Fragment, fitting(self._lines(session_id, after, limit), len, self._max_list_bytes))]
 
     def _lines(self, session_id: str, after: int, limit: int) -> Iterator[bytes]:
+        """Yield up to `limit` records after an index, as the JSON that clients see."""
         while limit > 0:
             page = min(limit, RECORDS_BATCH)
             records = self._store.records(session_id, after, page)
@@ -325,13 +352,16 @@ class SessionReader:
             limit = limit - page if len(records) == page else 0
 
     def path(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
-        """Return the records after a position on the current version's path, as many as fit into an answer."""
+        """Return up to `limit` records after a position on the current version's path, as many as fit into an answer.
+
+        Each record also has its `path_index`, and the `session_id` of its session.
+        """
         session, head = self.find(session_id, owner)
         lines = self._context.paths.lines(session, head.version, after + 1, limit)
         page = fitting(lines, lambda line: len(line[1]), self._max_list_bytes)
         return [
-            Fragment(b'%b,"path_index":%d,"session_id":%b}' % (text[:-1], path_index, dumps(of)))
-            for path_index, (of, text) in enumerate(page, after + 1)
+            Fragment(b'%b,"path_index":%d,"session_id":%b}' % (text[:-1], path_index, dumps(origin)))
+            for path_index, (origin, text) in enumerate(page, after + 1)
         ]
 
     def export(self, session_id: str, owner: str | None, version: int | None) -> Export:
@@ -358,6 +388,11 @@ class SessionReader:
     def snapshot(self, session_id: str, head: Head, version: int) -> Snapshot:
         """Return a version's environments as bytes.
 
+        Args:
+            session_id: The session.
+            head: The head of the session.
+            version: The version.
+
         Raises:
             VersionNotRetainedError: The version was deleted, or doesn't exist yet.
             HeavyReadError: The version exceeds the size limit of this reader.
@@ -373,35 +408,48 @@ class SessionReader:
             raise
 
     def check_unchanged(self, session_id: str, head: Head, version: int, parts: Mapping[str, str]) -> None:
-        """Check that a missing part isn't the result of a change meanwhile. Raises the errors of `snapshot`.
+        """Check whether a blob is missing because the session has changed since `head` was read.
 
-        A version that was the newest when it was read may be an old one by now, and may have been deleted.
+        If it has changed, raise one of the errors of `snapshot`. The version may have been the newest then, and may be
+        deleted now.
         """
-        _, now = self.get(session_id, None)
-        if (version == head.version and now.last != head.last) or self.parts(session_id, now, version) != parts:
+        _, current = self.get(session_id, None)
+        if (version == head.version and current.last != head.last) or self.parts(session_id, current, version) != parts:
             raise OverloadedError("The session has changed meanwhile. Send the request again.")
 
     def read_parts(self, session_id: str, parts: Mapping[str, str]) -> Snapshot:
-        """Return environments of a session or of its family as bytes. Raises the errors of `snapshot`.
+        """Return environments as bytes. Pieces of volumes are read later, when they are used.
 
-        Pieces of volumes are read on demand.
+        Args:
+            session_id: The session.
+            parts: Blob ids by part, of the session or of an ancestor.
+
+        Raises:
+            HeavyReadError: The parts exceed the size limit of this reader.
+            SessionNotFoundError: The session was closed meanwhile.
+            MissingBlobError: A part is not in the store.
         """
-        opened = [part for part in parts if not is_piece(part)]
+        whole_parts = [part for part in parts if not is_piece(part)]
         try:
-            blobs = self._store.blobs([parts[part] for part in opened])
+            blobs = self._store.blobs([parts[part] for part in whole_parts])
         except MissingBlobError:
             self.get(session_id, None)
             raise
         if self._max_bytes is not None and sum(map(len, blobs.values())) > self._max_bytes:
             raise HeavyReadError
-        return Snapshot(parts, PartBytes(self._store, parts, {part: blobs[parts[part]] for part in opened}))
+        return Snapshot(parts, PartBytes(self._store, parts, {part: blobs[parts[part]] for part in whole_parts}))
 
     def _view(
         self, snapshot: Snapshot, session_id: str, owner: str | None, version: int | None, steps: Sequence[str] = ()
     ) -> bytes:
-        """Return the JSON of a snapshot's environments, or at least the value at the steps of a JSON Pointer.
+        """Return the JSON of a snapshot's environments.
 
-        `_at` returned the snapshot for the other arguments.
+        Args:
+            snapshot: The result of `_at` for the session, owner and version.
+            session_id: The session.
+            owner: The owner, or None for any.
+            version: The version. None means the current version.
+            steps: Steps of a JSON Pointer. Values that the pointer doesn't pass may be omitted.
 
         Raises:
             SessionNotFoundError: The session was closed meanwhile.
@@ -410,12 +458,13 @@ class SessionReader:
         """
         try:
             return self._runner.run(ViewEnvironments(snapshot, steps))
-        except MissingBlobError:  # pieces are read on demand
+        except MissingBlobError:  # a piece was deleted before it was read
             if self._at(session_id, owner, version).parts != snapshot.parts:
                 raise OverloadedError("The session has changed meanwhile. Send the request again.") from None
             raise
 
     def _at(self, session_id: str, owner: str | None, version: int | None) -> Snapshot:
+        """Return the environments of a version, or of the current version, as bytes."""
         _, head = self.find(session_id, owner)
         return self.snapshot(session_id, head, head.version if version is None else version)
 

@@ -1,11 +1,13 @@
 """Recipes of sessions, which forks share, and details, which belong to one session.
 
-Stores keep both as bytes that only this module reads and writes. A recipe is two lines of JSON. The first line has the
-toolpacks and the features' data, and every call reads it. The second line has the options and environments. It may be
-large, and is read only to build the initial environments again. The toolpacks' versions are stored among the features'
-data, because older servers ignore unknown entries there.
+A session's initial environments are built from its recipe. Stores keep recipes and details as bytes, which only this
+module interprets.
 
-A recipe must be read only after the session's agent key was checked.
+A recipe is two lines of JSON. The first line has the toolpacks and the features' data, and every call reads it. The
+second line has the options and environments. It may be large, and is read only to build the initial environments again.
+The toolpacks' versions are stored among the features' data, because older servers ignore unknown entries there.
+
+Read a recipe only after the session's agent key was checked, because an attacker may have changed it in the store.
 """
 
 from collections.abc import Mapping
@@ -17,15 +19,16 @@ from toolpack_server.stores.base import StoredSession
 
 FORK = "fork"  # name in the details of an imported session that began as a fork
 VERSIONS = "toolpack_versions"
-CACHED_LINES, CACHED_LONG_LINES = 1000, 50  # parsed first lines
-SHORT_BYTES = 4096
+CACHED_LINES, CACHED_LONG_LINES = 1000, 50  # maximum numbers of parsed first lines in the caches
+SHORT_BYTES = 4096  # a longer line counts as long
 
 
 class Recipe(NamedTuple):
     """All inputs of a session's creation.
 
     Attributes:
-        feature_options: Features' data: their parameters of the request, by name.
+        toolpacks: Names of the toolpacks.
+        feature_options: Features' data, by name: mostly parameters of the request that the features have added.
         versions: Versions of the toolpacks' distributions, by toolpack.
         stored: The recipe as the store keeps it.
     """
@@ -50,19 +53,20 @@ class Recipe(NamedTuple):
 
     @classmethod
     def of(cls, session: StoredSession) -> "Recipe":
-        """Return the recipe of a stored session."""
+        """Return the recipe of a stored session. Only the first line is parsed."""
         stored = session.recipe
         line = stored[: stored.index(b"\n")]
         return cls(*(_first(line) if len(line) <= SHORT_BYTES else _long_first(line)), stored)
 
-    def given(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the options and the environments of the request, each by toolpack."""
+    def inputs(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return the options and the environments of the request, each by toolpack. This parses the second line."""
         options, environment = loads(self.stored.partition(b"\n")[2])
         return options, environment
 
 
 @lru_cache(CACHED_LINES)
 def _first(line: bytes) -> tuple[tuple[str, ...], Mapping[str, Any], Mapping[str, str]]:
+    """Parse the first line of a recipe: toolpacks, features' data, and versions."""
     toolpacks, feature_options = loads(line)
     versions = feature_options.pop(VERSIONS, {})
     return tuple(toolpacks), feature_options, versions
@@ -72,7 +76,7 @@ _long_first = lru_cache(CACHED_LONG_LINES)(_first.__wrapped__)
 
 
 def stored_details(details: Mapping[str, Any]) -> bytes:
-    """Return details, JSON values by name, in the form that stores keep."""
+    """Return details, which are JSON values by name, in the form that stores keep."""
     return dumps(details) if details else b""
 
 
@@ -83,8 +87,8 @@ def details_of(session: StoredSession) -> Mapping[str, Any]:
 
 
 def began_as_fork(session: StoredSession) -> bool:
-    """Return whether a session began as a fork, so its recipe can't rebuild its first version.
+    """Return whether a session began as a fork. Its first version then can't be built from its recipe.
 
-    An imported session may have begun as a fork and have no parent in this store.
+    An imported session may have begun as a fork, but has no parent in this store. Its details say so.
     """
     return session.parent is not None or FORK in details_of(session)

@@ -1,7 +1,7 @@
-"""Record kinds: how each is displayed and replayed, and how it affects the path.
+"""Record kinds: how records of a kind are displayed and replayed, and how they affect the path.
 
-Code that reads records uses the methods of their kind, and doesn't compare names of kinds. A record of an unregistered
-kind, such as that of a removed feature, is a note: it has no effect.
+Code that reads a record uses the methods of the record's kind, and doesn't compare names of kinds. A record of an
+unknown kind, for example of a feature that isn't loaded, is a note: it is displayed, but has no effect.
 """
 
 import json
@@ -24,14 +24,15 @@ class RecordKind:
     """Kind of record. The defaults fit a note: it has no effect, and a replay copies it.
 
     Attributes:
-        name: Name of the kind, which records have as `kind`.
-        shape: `TypedDict` of the members that clients see. A record in a bundle must match it. Members that all records
-            have may be omitted.
-        inherited: A fork's path includes records of this kind from its ancestors.
-        title: Title of such a record in the console. Names in braces are replaced by members of the record.
-        content: Member with the text that the console shows, or "".
-        is_message: Participants may send each other such records, which then have `by` and `to`.
-        is_call: The record has the members of a call's record. Evaluators see a call, and a replay runs it again.
+        name: Name of the kind, the value of `kind` in a record.
+        shape: `TypedDict` of the members that clients see. A record in a bundle must match it. It may omit members that
+            all records have.
+        inherited: Whether a fork's path includes records of this kind from its ancestors.
+        title: Title of a record in the console. Names in braces are replaced by members of the record.
+        content: Name of the member with the text that the console shows, or "".
+        is_message: Whether participants can send records of this kind to each other. Such a record has `by` and `to`.
+        is_call: Whether the record has the members of a call's record. Evaluators then see a call, and a replay runs
+            the call again.
     """
 
     name: ClassVar[str] = ""
@@ -52,31 +53,38 @@ class RecordKind:
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
+        """The validator of records."""
         return TypeAdapter(self.shape)
 
     @cached_property
     def _omit(self) -> Omit:
-        """Return a function that removes null members, because old records have null for a missing value."""
+        """A function that removes null members, because old records have null for a missing value."""
         return omission(self.shape) or (lambda shown: shown)
 
     def heard(self, shown: Shown) -> Shown:
-        """Return the record as the caller saw it: the same object, or a copy with the changed answer it got."""
+        """Return the record as the caller saw it.
+
+        That is the same object, or a copy with another answer if the caller got a changed answer.
+        """
         return shown
 
     def goes_back_to(self, shown: Shown) -> int | None:
-        """Return the target version if this record is a reset, or None."""
+        """Return the version that a reset restores, or None if the record isn't a reset."""
 
     def message(self, shown: Shown) -> SaidMessage | None:
-        """Return the message of the conversation in this record, or None."""
+        """Return the participant's message in this record, or None."""
 
     def answer(self, shown: Shown) -> str | None:
-        """Return the answer in this record, or None. An answer ends the agent's part."""
+        """Return the session's answer in this record, or None. After an answer, the agent can't call functions."""
 
     def failure(self, shown: Shown) -> PartFailure | None:
-        """Return the participant's failure in this record, or None. It ends the session and makes verdicts invalid."""
+        """Return the failure of a participant in this record, or None.
+
+        A failure ends the session, and makes its verdicts invalid.
+        """
 
     def ends(self, shown: Shown) -> bool:
-        """Return whether the record ends the session for all addresses: no call or message follows it."""
+        """Return whether the record ends the session for all addresses, so that no call or message can follow."""
         return self.answer(shown) is not None or self.failure(shown) is not None
 
     def text(self, shown: Shown, width: int) -> str:
@@ -85,18 +93,22 @@ class RecordKind:
         return f"{printable(shown['kind'])} {short(others, width)}"
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
-        """Add the messages of a chat completion that the agent saw for this record. The default adds none."""
+        """Add the chat messages that correspond to this record, in the form of a chat completion.
+
+        The default adds none. Only records that the agent sees need messages.
+        """
 
 
 class RecordKinds(dict[str, RecordKind]):
-    """Kinds by name. Any other name is a note."""
+    """Kinds of records by name. An unknown name has the kind of a note."""
 
     def __missing__(self, _name: str) -> RecordKind:
+        """Return the kind of a note, without storing it under the name."""
         return _NOTE
 
     @property
     def shape(self) -> Any:
-        """Type of a record: the shape of any of these kinds, or any object for other kinds."""
+        """Type of a record: the union of the kinds' shapes and, for notes, any JSON object."""
         shapes = [kind.shape for kind in self.values() if is_typeddict(kind.shape)]
         return Union[(*shapes, RecordKind.shape)]
 

@@ -1,13 +1,13 @@
-"""Format of the records of a session's trace: they are cut to a limit when written, and checked when read.
+"""Format of the records of a session's trace. Long values are cut before a record is written.
 
 A record has three lines:
 
 1. The line that clients see.
-2. The private line, for a repeated call_id: a digest of the request, the failure of a call, and the complete answer if
-   the first line has only a part of it.
+2. The private line, which only the server reads, to answer a request with the same call_id. It has a digest of the
+   request, the failure of a call, and the complete answer if the first line has only a part of it.
 3. An HMAC of the other two lines and of the record's session, index, version, id and call_id.
 
-The server doesn't use a record whose HMAC doesn't match.
+The server refuses a record if its HMAC doesn't match.
 """
 
 import hmac
@@ -20,15 +20,15 @@ from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import Record, new_record_id
 
-# Prefixes of stored call_ids: of agents' call_ids always, of a client's only if it begins with one of them.
+# Prefixes of stored call_ids. An agent's call_id always gets a prefix. A client's gets one only if it begins with one.
 _ADDRESSES, _CLIENTS = "agent:", "client:"
-SMALL_BYTES = 1000  # a value of this size isn't cut when several values together are too large
+SMALL_BYTES = 1000  # if several values together are too large, only values above this size are cut
 
 
 def stored_call_id(call_id: str, by: str) -> str:
-    """Return a call_id as the store keeps it. Agents and clients have separate ones: an agent must not read a client's.
+    """Return a call_id as the store keeps it, so that the call_ids of agents and clients are separate.
 
-    An agent must not be able to block a client's call_id by using it first, either.
+    Otherwise an agent could read the answer to a client's request, or block a client's call_id by using it first.
     """
     if by != CLIENT:
         return _ADDRESSES + call_id
@@ -36,7 +36,13 @@ def stored_call_id(call_id: str, by: str) -> str:
 
 
 def cut_arguments(sent: bytes, kwargs: Mapping[str, Any], max_bytes: int) -> bytes:
-    """Return the arguments of a call for the trace. If they are too long together, the large ones are cut."""
+    """Return the arguments of a call for the trace. If they are too large together, the large values are cut.
+
+    Args:
+        sent: The arguments as JSON text.
+        kwargs: The arguments.
+        max_bytes: Maximum size of the result.
+    """
     if len(sent) <= max_bytes:
         return sent
     texts = {name: dumps(value) for name, value in kwargs.items()}
@@ -56,7 +62,13 @@ class Records:
         shown: Mapping[str, Any],
         private: Mapping[str, Any] | None,
     ) -> Record:
-        """Return a record to store. `shown` must have `index` and `version`, and may have `call_id`."""
+        """Return a record to store.
+
+        Args:
+            session_id: The session.
+            shown: The members that clients see. `index` and `version` are required, `call_id` and `by` are optional.
+            private: The members that only the server reads.
+        """
         body = dumps(shown) + b"\n" + (b"null" if private is None else dumps(private))
         call_id = shown.get("call_id")
         if call_id is not None:
@@ -71,7 +83,7 @@ class Records:
         Raises:
             StateDamagedError: The record was damaged or forged.
         """
-        # SQLite returns text instead of bytes if text was written to the column.
+        # In a damaged SQLite file the body may be text instead of bytes.
         lines = record.body.split(b"\n") if isinstance(record.body, bytes) else []
         if len(lines) == 3:  # noqa: PLR2004 - see the module's docstring
             key = record.index, record.version, record.call_id
@@ -84,7 +96,12 @@ class Records:
         )
 
     def read_repeated(self, session_id: str, record: Record, digest: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return both lines of a record, parsed, to answer a repeated call_id.
+        """Return the two lines of a record as JSON objects, to answer a request with the same call_id.
+
+        Args:
+            session_id: The session.
+            record: The record of the first request.
+            digest: The digest of the repeated request.
 
         Raises:
             StateDamagedError: The record was damaged or forged.
@@ -99,5 +116,6 @@ class Records:
     def _hash(
         self, session_id: str, index: int, version: int, call_id: str | None, record_id: str, body: bytes
     ) -> bytes:
+        """Compute the third line of a record."""
         header = f"{session_id} {index} {version} {record_id} {call_id or ''}"
         return self._keyed.of(header, body).encode()

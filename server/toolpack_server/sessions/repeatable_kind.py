@@ -1,7 +1,7 @@
 """Base class of record kinds that a replay repeats as an operation instead of copying the record.
 
-An operation checks its input; a copied record isn't checked. Calls and resets don't need this class, because a replay
-repeats them itself.
+A copied record isn't checked, but an operation checks its input. Calls and resets don't need this class, because the
+replay has its own code for them.
 """
 
 from toolpack_server.sessions.context import SessionContext
@@ -15,5 +15,13 @@ class RepeatableKind(RecordKind):
     def repeat(
         self, context: SessionContext, session_id: str, owner: str, shown: Shown, call_id: str | None
     ) -> SessionOperation:
-        """Return the operation that creates such a record, as the record's JSON-RPC method does."""
+        """Return the operation that creates the record again, as the JSON-RPC method for such records does.
+
+        Args:
+            context: The shared services.
+            session_id: The session of the replay.
+            owner: Its owner.
+            shown: The members of the recorded record.
+            call_id: Idempotency key of the operation, or None.
+        """
         raise NotImplementedError

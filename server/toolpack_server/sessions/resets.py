@@ -1,6 +1,6 @@
-"""Reset of a session: a new version with the content of an older one.
+"""Reset of a session: a new version with the content of an older version.
 
-Records and call_ids remain, and the history isn't rewritten.
+A reset deletes nothing: all versions, records and call_ids remain.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,25 +35,34 @@ class ResetOperation(SessionOperation):
         self.to_version = version
 
     def asked(self) -> Sequence[Any]:
+        """Return the parameters that a repeated reset must have in common with the first reset."""
         return (self.to_version,)
 
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> int:  # noqa: ARG002
+        """Return the version that the first reset created."""
         return record.version
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
-        """Return the older version's parts as a new version. If the classes have changed, version 0 is built again."""
+        """Return the older version's parts as a new version.
+
+        If the loaded classes differ from those of version 0, build version 0 again from the recipe.
+
+        Raises:
+            ClassesChangedError: The classes of another version have changed, or a toolpack isn't loaded.
+            VersionNotRetainedError: The version doesn't exist, or was deleted.
+        """
         context = self.context
         state.take_live()
         parts = context.store.parts_at(self.session_id, self.to_version)
-        opened = class_parts(parts)
+        sealed = class_parts(parts)
         try:
-            blobs: Mapping[str, bytes] = context.store.blobs([parts[part] for part in opened])
+            blobs: Mapping[str, bytes] = context.store.blobs([parts[part] for part in sealed])
         except MissingBlobError:
             context.store.parts_at(self.session_id, self.to_version)  # raises if the version was deleted meanwhile
             raise
         new_blobs: Mapping[str, bytes] = {}
         try:
-            for part in opened:
+            for part in sealed:
                 context.codec.unseal(part, parts[part], blobs[parts[part]])
         except ClassesChangedError:
             loaded = context.catalog.toolpacks
@@ -62,14 +71,17 @@ class ResetOperation(SessionOperation):
             parts, blobs = self._rebuild(state.session, parts)
             new_blobs = blobs
         parts, new_blobs = self._without_newer_pieces(state, parts, new_blobs)
-        by_part = {part: blobs[parts[part]] for part in opened if part in parts and not is_piece(part)}
+        by_part = {part: blobs[parts[part]] for part in sealed if part in parts and not is_piece(part)}
         members = {"to_version": self.to_version}
         return Effect(state.version + 1, members, 1, parts=parts, new_blobs=new_blobs, blobs=by_part)
 
     def _without_newer_pieces(
         self, state: SessionState, parts: Mapping[str, str], new_blobs: Mapping[str, bytes]
     ) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
-        """Empty the pieces of volumes that the older version doesn't have, because a store can't remove a part."""
+        """Return the parts and blobs with empty blobs for newer pieces of volumes. A store can't remove a part.
+
+        A piece is newer if the session has it now, but the older version doesn't.
+        """
         newer = [part for part in state.parts if is_piece(part) and part not in parts]
         empty_pieces = {part: self.context.codec.seal(part, VOID) for part in newer}
         return (
@@ -78,11 +90,16 @@ class ResetOperation(SessionOperation):
         )
 
     def _rebuild(self, session: StoredSession, old: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
-        """Build the initial environments with the current classes."""
+        """Build the initial environments with the current classes. Return their blob ids by part, and blobs by id.
+
+        Args:
+            session: The session.
+            old: Blob ids of version 0, by part.
+        """
         context = self.context
         recipe = Recipe.of(session)
         parts, blobs = context.initial_parts(
-            recipe.toolpacks, *recipe.given(), context.initial_conditions(details_of(session))
+            recipe.toolpacks, *recipe.inputs(), context.initial_conditions(details_of(session))
         )
         # A store can't remove a part, so a part that the new classes don't have becomes empty.
         for part in old.keys() - parts.keys():
@@ -92,7 +109,7 @@ class ResetOperation(SessionOperation):
             stored = stored_environment(tuple(parts), toolpack)
             if stored is None:
                 environment = emptied(context.catalog.toolpacks[toolpack].environment_class)
-            else:  # while the session has this part, its environment can't be a chain
+            else:  # an environment isn't read from a chain while the session has this part, so it goes into the part
                 chain = chain_of(context.codec, Snapshot(parts, {name: blobs[parts[name]] for name in parts}), stored)
                 environment = context.codec.lazy_kind.read(chain, context.codec.volumes)
                 for piece in stored.parts:
@@ -111,8 +128,9 @@ class ResetKind(RecordKind):
     inherited = False
 
     def goes_back_to(self, shown: Shown) -> int | None:
+        """Return the version that the reset restored."""
         version: int = shown["to_version"]
         return version
 
-    def text(self, shown: Shown, width: int) -> str:  # noqa: ARG002 - a kind's signature
+    def text(self, shown: Shown, width: int) -> str:  # noqa: ARG002 - the signature of all kinds
         return f"reset to version {shown['to_version']}: version {shown['version']}"

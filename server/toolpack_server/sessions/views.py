@@ -1,6 +1,6 @@
 """Descriptions of sessions, and JSON Patches, as clients get them.
 
-This module doesn't read the store. A feature adds members to the description of a session by extending its result type.
+This module doesn't read the store. A feature adds members to the descriptions by extending their result type.
 """
 
 import time
@@ -22,8 +22,8 @@ class SessionViews:
     """Creates descriptions of sessions.
 
     Attributes:
-        shape: The type of a description. A member that a feature has added shows the session's stored data of the same
-            name. The member with the paths of additional addresses is the exception.
+        shape: The type of a description. If a feature adds a member, the description shows the session's stored data of
+            the same name. Only the member with the paths of additional addresses is computed.
     """
 
     def __init__(self, addresses: Addresses, identities: Identities) -> None:
@@ -32,7 +32,13 @@ class SessionViews:
         self._identities = identities
 
     def of(self, session: StoredSession, version: int, *, called_at: float | None = None) -> Session:
-        """Return the description of a session. It expires its TTL after `called_at`. Default: now."""
+        """Return the description of a session.
+
+        Args:
+            session: The session.
+            version: The version to show.
+            called_at: Time of the last call, to compute the expiry. Default: now.
+        """
         called_at = time.time() if called_at is None else called_at
         recipe, parent = Recipe.of(session), session.parent
         own: dict[str, Any] = {
@@ -55,7 +61,7 @@ class SessionViews:
         return cast("Session", own | rest)
 
     def paths(self, key: str) -> dict[str, str]:
-        """Return the paths of the address with this key, by member of results."""
+        """Return the URL paths of the address with this key, by the member of results that shows them."""
         return {name: path.replace("{key}", key) for name, path in self._addresses.paths.items()}
 
 
@@ -67,12 +73,12 @@ def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
         exact = dumps(jsonpatch.apply_patch(left, patch), sort_keys=True) == dumps(right, sort_keys=True)
     except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException):
         exact = False
-    # The library treats 1, 1.0 and true as equal. If that makes the patch wrong, it replaces the whole value.
+    # The library treats 1, 1.0 and true as equal. If its patch is therefore wrong, replace the whole value instead.
     return patch if exact else [{"op": "replace", "path": "", "value": after}]
 
 
 def _without_equal_members(before: Any, after: Any) -> tuple[Any, Any]:
-    """Remove members that are equal in both objects, because the library walks and copies everything it gets."""
+    """Return two values without the members that are equal in both, because the library is slow with large values."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return before, after
     left, right = {**before}, {**after}

@@ -182,7 +182,7 @@ class Bundles:
         """Return the head of a session's bundle. Raise `ClassesChangedError` if a toolpack isn't loaded any more."""
         loaded = self._context.catalog.fingerprints
         recipe = Recipe.of(session)
-        options, environment = recipe.given()
+        options, environment = recipe.inputs()
         missing = [name for name in recipe.toolpacks if name not in loaded]
         if missing:
             raise ClassesChangedError(f"The session's toolpack {missing[0]!r} is not loaded any more: load it.")
@@ -234,7 +234,7 @@ class Bundles:
         lines = self._read(request.bundle, memory, self._keyed, loads)
         head = self._head_of(lines)
         creation = self.creation(request, owner)
-        created = self._factory.created(owner, creation, 1)
+        created = self._factory.earlier_sessions(owner, creation, 1)
         if created:
             return self._context.session_views.of(created[0], head.version, called_at=created[0].created_at)
         template = session_template(
@@ -246,7 +246,7 @@ class Bundles:
             head.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds,
             {**head.details, **({FORK: True} if head.fork else {})},
         )
-        session = self._factory.identified(template, creation)
+        session = self._factory.with_identity(template, creation)
         content = BundleContent(self._context, head, session.id, memory.reserve_for_request)
         for line, _ in lines:
             content.add(line)

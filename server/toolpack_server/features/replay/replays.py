@@ -187,7 +187,7 @@ class Replays:
                 "environment can't be built again: load these classes."
             )
         recipe = Recipe.of(session)
-        options, environment = recipe.given()
+        options, environment = recipe.inputs()
         params = {
             "toolpacks": recipe.toolpacks,
             "options": options,

@@ -95,7 +95,7 @@ class Conversation:
         """Return the messages that a participant sees after an index. Only their outlines are read."""
         if not self._context.addresses.of(session, name).others:
             raise InvalidParamsError(NO_OTHERS)
-        messages = self._context.paths.said(session, head.version)
+        messages = self._context.paths.messages(session, head.version)
         own = [message for message in messages if message.to is None or name in {message.by, message.to}]
         if after >= len(own):
             raise InvalidParamsError(
@@ -107,7 +107,7 @@ class Conversation:
 
     def _reply(self, inbox: _Inbox, after: int) -> HeardMessages:
         """Read the texts of the messages, as many as fit into one answer."""
-        records = map(loads, self._context.paths.said_lines(inbox.session, inbox.new))
+        records = map(loads, self._context.paths.message_lines(inbox.session, inbox.new))
         messages = (
             HeardMessage(index=index, by=record["by"], to=record.get("to"), content=record["content"])
             for index, record in enumerate(records, after + 1)

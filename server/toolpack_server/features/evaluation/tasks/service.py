@@ -389,7 +389,7 @@ class Tasks:
         ) or participant_failure(path, kinds)
         evidence = Evidence(
             toolpacks=recipe.toolpacks,
-            options=recipe.given()[0],
+            options=recipe.inputs()[0],
             initial=reader.read_parts(session.id, first),
             final=final,
             version=at,
