@@ -1,4 +1,5 @@
 """Serialization of object graphs to bytes and back, exactly and safely.
 
-This package knows neither sessions nor toolpacks. The allowed classes are fixed before the first byte is read.
+The bytes may be forged, so the classes of objects that they can contain are fixed before the first byte is read. This
+package doesn't depend on sessions and toolpacks.
 """

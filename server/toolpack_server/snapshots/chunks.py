@@ -1,14 +1,23 @@
-"""Items of a container that is stored in chunks, and the chunks that a change of them replaces."""
+"""Items of a dict or list that is stored in chunks, and the chunks that a change of the items replaces.
+
+A chunk is stored as a whole, so a change of a large container writes only a few chunks.
+"""
 
 from collections.abc import Sequence
 from operator import indexOf, is_
 from typing import Any
 
-CHUNK = 64  # items in a chunk
+CHUNK = 64  # maximum number of items in a new chunk
 
 
 class Items:
-    """Items of a chunked container, as stored."""
+    """Copy of the items of a container, as they were stored last.
+
+    Attributes:
+        container: The dict or list, which a call may have changed since.
+        keys: The stored keys. None for a list.
+        values: The stored values.
+    """
 
     __slots__ = ("container", "keys", "values")
 
@@ -18,14 +27,16 @@ class Items:
         self.values = values
 
     @classmethod
-    def now(cls, container: Any) -> "Items":
+    def of(cls, container: Any) -> "Items":
+        """Copy the current items of a container."""
         return (
             cls(container, [*container], [*container.values()])
             if type(container) is dict
             else cls(container, None, [*container])
         )
 
-    def values_now(self) -> list[Any]:
+    def current_values(self) -> list[Any]:
+        """Return the values that the container has now."""
         return [*self.container] if self.keys is None else [*self.container.values()]
 
     def is_changed(self) -> bool:
@@ -34,10 +45,20 @@ class Items:
         is_same = len(values) == len(self.values) and all(map(is_, values, self.values))
         return not (is_same and (self.keys is None or all(map(is_, self.container, self.keys))))
 
-    def unchanged(
+    def changed_slices(
         self, chunks: Sequence[tuple[int, int]], keys: list[Any] | None, values: list[Any]
     ) -> tuple[int, int, int, int]:
-        """Return which chunks to replace and by which items: two slices of `chunks` and of `values`."""
+        """Return the chunks to replace, and the items for the new chunks.
+
+        Args:
+            chunks: The number of each stored chunk, with its count of items.
+            keys: The current keys. None for a list.
+            values: The current values.
+
+        Returns:
+            Start and end of the slice of `chunks` to replace, then start and end of the slice of `values` to store.
+        """
+        # The number of unchanged items at the beginning, and at the end.
         head, tail = _common(values, self.values), _common(values[::-1], self.values[::-1])
         if keys is not None and self.keys is not None:
             head, tail = min(head, _common(keys, self.keys)), min(tail, _common(keys[::-1], self.keys[::-1]))
@@ -45,12 +66,12 @@ class Items:
         while front < len(chunks) and start + chunks[front][1] <= head:
             start += chunks[front][1]
             front += 1
-        kept = 0
+        kept = 0  # number of items in the chunks at the end that stay
         while back > front and kept + chunks[back - 1][1] <= tail and end - chunks[back - 1][1] >= start:
             back -= 1
             kept += chunks[back][1]
             end -= chunks[back][1]
-        if front and end - start < CHUNK // 2:  # fill the chunk before instead of adding small ones
+        if front and end - start < CHUNK // 2:  # extend the chunk before, instead of adding a small chunk
             front -= 1
             start -= chunks[front][1]
         return front, back, start, end

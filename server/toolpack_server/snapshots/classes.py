@@ -1,13 +1,15 @@
-"""Table of the classes that a snapshot may contain: those that the environments' annotations reach.
+"""Table of the classes that a snapshot may contain: the classes that the environments' annotations reach.
 
-A snapshot names classes, and forged bytes could name any class. The allowed ones are therefore collected from the pack
-authors' declarations before the first snapshot is written. Writer and reader use the same table. It is built once,
-after all packs are loaded, and never changes. A class that isn't in it is refused.
+A snapshot names classes, and forged bytes could name any class. So the allowed classes are collected from the
+toolpacks' declarations before the first snapshot is written. Writer and reader use the same table, and refuse other
+classes. The table is built once, after all toolpacks are loaded, and never changes.
 
-The walk finds two sets. The *core* is the classes that the annotations reach, and their subclasses defined at module
-level in the packs' own modules. It is the same in every process that loads these packs; the fingerprint covers it. The
-*table* also holds subclasses from other loaded modules. The fingerprint omits these, as they depend on what else is
-imported.
+A walk through the annotations finds two sets of classes:
+
+- The *core* has the classes that the annotations reach, and their subclasses at the top level of the toolpacks' own
+  modules. It is the same in every process that loads these toolpacks, and the fingerprint covers it.
+- The *table* also has subclasses from other loaded modules. The fingerprint omits them, because they depend on what
+  else the process has imported.
 """
 
 import enum
@@ -32,17 +34,23 @@ _PYDANTIC_VALUES = (
     *(pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret, pydantic.ByteSize),
     *(kind for kind in vars(networks).values() if isinstance(kind, type) and hasattr(kind, "_constraints")),
 )
-"""Pydantic's own value types, always allowed: ordinary Python classes around a plain value."""
+"""Pydantic's own value types, which are always allowed. They are ordinary Python classes around a plain value."""
 
 _FOREIGN = {*sys.stdlib_module_names, "annotated_types", "pydantic", "pydantic_core", "typing_extensions"}
 
 
 class ClassTable:
-    """The classes that snapshots may hold, by name.
+    """The classes that snapshots may contain.
 
     Args:
         roots: Environment classes, or annotations.
-        state_types: Further classes that the state may hold; plain classes too.
+        state_types: Further classes that a toolpack's author has declared.
+
+    Attributes:
+        layouts: The layouts of the classes, by class.
+        enums: The names of the enums, by class.
+        names: All classes by name.
+        operators: The operators for the classes; see `operators_of`.
 
     Raises:
         RegistrationError: Two classes have the same name, or a state type's instances can't be stored.
@@ -62,7 +70,7 @@ class ClassTable:
         declared.add_subclasses(only_own_modules=False)
         self._add_unambiguous(names, declared.classes)
         self.layouts: Mapping[type, Layout] = {
-            cls: found for cls in names.values() if (found := layout_of(cls, class_name(cls)))
+            cls: layout for cls in names.values() if (layout := layout_of(cls, class_name(cls)))
         }
         self.enums: Mapping[type, str] = {
             cls: name for name, cls in names.items() if issubclass(cls, enum.Enum) and cls.__members__
@@ -81,14 +89,15 @@ class ClassTable:
 
     @staticmethod
     def _add_unambiguous(names: dict[str, type], classes: Iterable[type]) -> None:
-        """Add subclasses, except where a name is ambiguous.
+        """Add subclasses by name, except where a name is ambiguous.
 
-        A class that `dataclass(slots=True)` or a reload replaced is listed by its base until it is garbage-collected.
+        A base class lists a class that `dataclass(slots=True)` or a reload has replaced, until it is garbage-collected.
+        So of several classes with one name, only the class that can be imported counts.
         """
-        found: dict[str, list[type]] = {}
+        by_name: dict[str, list[type]] = {}
         for cls in classes:
-            found.setdefault(class_name(cls), []).append(cls)
-        for name, candidates in found.items():
+            by_name.setdefault(class_name(cls), []).append(cls)
+        for name, candidates in by_name.items():
             chosen = candidates if len(candidates) == 1 else [cls for cls in candidates if _is_importable(cls)]
             if len(chosen) == 1:
                 names.setdefault(name, chosen[0])
@@ -100,7 +109,7 @@ class ClassTable:
 def fingerprint(roots: Iterable[Any], state_types: Iterable[type] = ()) -> str:
     """Hash the names, fields, field types, private attributes, enum members and slots of the core classes.
 
-    Functions, methods, validators and defaults are left out, so sessions survive edits to them.
+    Functions, methods, validators and defaults are omitted, so an author can edit them without losing sessions.
     """
     walk = _Walk(roots, state_types, cached_properties=False)
     lines = sorted("\n".join(_describe_class(cls)) for cls in (*walk.classes, *walk.typed_dicts))
@@ -109,7 +118,7 @@ def fingerprint(roots: Iterable[Any], state_types: Iterable[type] = ()) -> str:
 
 
 def class_name(cls: type) -> str:
-    """Return `module:qualname`, with the arguments of a parametrized generic in full."""
+    """Return `module:qualname`. The name of a parametrized generic class also has its arguments."""
     origin = _origin(cls)
     if origin is not cls:
         arguments = cls.__dict__["__pydantic_generic_metadata__"]["args"]
@@ -120,43 +129,64 @@ def class_name(cls: type) -> str:
 
 
 def _origin(cls: type) -> type:
-    """Return the generic class of a parametrized model, whose own module is the one that named it first."""
+    """Return the generic class of a parametrized model, or the class itself.
+
+    A parametrized model isn't enough, because its module is the first module that has named it.
+    """
     metadata = cls.__dict__.get("__pydantic_generic_metadata__")
     return (metadata and metadata["origin"]) or cls
 
 
 class _Walk:
-    """Collects into `classes` every class that annotations reach, in the order of discovery."""
+    """Walk through annotations, which collects the classes that they reach.
+
+    Args:
+        roots: Environment classes, or annotations.
+        state_types: Further classes that a toolpack's author has declared.
+        cached_properties: Whether to include the types of cached properties. Their values are state, but the
+            fingerprint omits functions.
+
+    Attributes:
+        classes: The classes, in the order of discovery.
+        typed_dicts: The `TypedDict` types. Their instances are dicts, but the fingerprint has their fields.
+        aliases: The type aliases.
+    """
 
     def __init__(self, roots: Iterable[Any], state_types: Iterable[type], *, cached_properties: bool) -> None:
-        self.cached_properties = cached_properties  # cached values are state, but functions aren't fingerprinted
+        self.cached_properties = cached_properties
         self.classes: dict[type, None] = {}
-        self.typed_dicts: list[type] = []  # their instances are dicts, but their shape counts
+        self.typed_dicts: list[type] = []
         self.aliases: list[typing_extensions.TypeAliasType] = []
-        self._seen: dict[int, Any] = {}  # by id, as some are unhashable; the value keeps its id from being reused
+        # Annotations by id, because some can't be hashed. The dict keeps them alive, so that no id is used again.
+        self._seen: dict[int, Any] = {}
         state_types = [cls for cls in state_types if cls not in PLAIN_TYPES]
-        self.classes.update(dict.fromkeys(state_types))  # even if `_is_state` would refuse them
+        self.classes.update(dict.fromkeys(state_types))  # without the checks of `_is_state`
         for root in (*roots, *state_types):
             self._visit(root)
         self._modules = {cls.__module__ for cls in map(_origin, self.classes) if not is_foreign(cls)}
         self.add_subclasses(only_own_modules=True)
 
     def add_subclasses(self, *, only_own_modules: bool) -> None:
-        """Add the subclasses of the packs' own classes and all classes that they reach."""
+        """Add the subclasses of the toolpacks' own classes, and all classes that their annotations reach.
+
+        Args:
+            only_own_modules: Whether to add only subclasses at the top level of the toolpacks' own modules.
+        """
         pending = list(self.classes)
         while pending:
             cls = pending.pop()
             if is_foreign(cls):
                 continue
-            known = len(self.classes)
+            count = len(self.classes)
             for subclass in _subclasses(cls):
                 if only_own_modules and not (subclass.__module__ in self._modules and _is_importable(subclass)):
                     continue
                 self._visit(subclass)
-            pending += list(self.classes)[known:]
+            pending += list(self.classes)[count:]
 
     def _visit(self, root: Any) -> None:
-        pending: list[tuple[Any, type | None]] = [(root, None)]  # annotations, each with its class
+        """Add all classes that an annotation or a class reaches."""
+        pending: list[tuple[Any, type | None]] = [(root, None)]  # annotations, each with the class that has it
         while pending:
             annotation, owner = pending.pop()
             if isinstance(annotation, (str, ForwardRef)):
@@ -173,6 +203,7 @@ class _Walk:
                 pending += [(inner, owner) for inner in _inner_annotations(annotation)]
 
     def _enter(self, cls: type) -> Iterator[tuple[Any, type]]:
+        """Add a class if it is allowed. Yield its annotations, each with the class that has it."""
         if typing_extensions.is_typeddict(cls):
             self.typed_dicts.append(cls)
             yield from _hints(cls, cached_properties=self.cached_properties)
@@ -180,40 +211,41 @@ class _Walk:
             self.classes[cls] = None
             yield from _hints(cls, cached_properties=self.cached_properties)
             if issubclass(cls, pydantic.BaseModel):
-                cls.model_rebuild(raise_errors=False)  # does nothing unless a forward reference is unresolved
+                cls.model_rebuild(raise_errors=False)  # resolves forward references
                 yield from ((field.annotation, cls) for field in cls.model_fields.values())
                 metadata = cls.__pydantic_generic_metadata__
                 yield from ((inner, cls) for inner in (metadata["origin"], *metadata["args"]) if inner)
 
 
 def _subclasses(cls: type) -> list[type]:
-    return sorted(type.__subclasses__(cls), key=class_name)  # in an order that doesn't depend on imports
+    """Return the subclasses of a class, in an order that doesn't depend on imports."""
+    return sorted(type.__subclasses__(cls), key=class_name)
 
 
 def is_foreign(cls: type) -> bool:
-    """Return whether a class is Python's or pydantic's own, so that it isn't admitted for being named."""
+    """Return whether a class is Python's or pydantic's own. An annotation doesn't allow such a class."""
     return cls.__module__.partition(".")[0] in _FOREIGN
 
 
 def _is_state(cls: type) -> bool:
-    """Return whether a class is allowed because an annotation names it."""
+    """Return whether an annotation with a class allows the class in snapshots."""
     if issubclass(cls, enum.Enum):
         return bool(cls.__members__)
-    if issubclass(cls, Volume):  # the bytes of an environment contain no volumes
+    if issubclass(cls, Volume):  # volumes are stored separately from their environment
         return False
     return not is_foreign(cls) and not getattr(cls, "_is_protocol", False)
 
 
 def _is_importable(cls: type) -> bool:
-    """Return whether looking up the class's name in its module gives this class."""
-    found: Any = sys.modules.get(cls.__module__)
+    """Return whether the class's module has this class under the class's name."""
+    value: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is cls
+        value = getattr(value, part, None)
+    return value is cls
 
 
 def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
-    """Yield the annotations of all attributes, including private ones and cached properties, each with its class."""
+    """Yield the annotations of all attributes of a class, each with the base class that has it."""
     for base in cls.__mro__:
         if is_foreign(base):
             continue
@@ -225,14 +257,17 @@ def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
 
 
 def annotations_of(owner: Any) -> dict[str, Any]:
-    """Return the own annotations of a class or a function. An unknown name stays a forward reference."""
+    """Return the annotations of a class, without its base classes, or of a function.
+
+    An unknown name stays a forward reference.
+    """
     return typing_extensions.get_annotations(owner, format=typing_extensions.Format.FORWARDREF)
 
 
 def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:
-    """Evaluate an annotation in the namespace of its class.
+    """Evaluate an annotation that is a text, in the namespace of its class. Return a list with the result.
 
-    A name that isn't found there allows no class, so `freeze` refuses instances of it.
+    Return an empty list if the annotation can't be evaluated. It then allows no class.
     """
     if isinstance(annotation, ForwardRef) and getattr(annotation, "__forward_value__", None) is not None:
         return [annotation.__forward_value__]
@@ -246,6 +281,7 @@ def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:
 
 
 def _inner_annotations(annotation: Any) -> Iterable[Any]:
+    """Return the annotations inside an annotation that isn't a class, such as `list` and `int` in `list[int]`."""
     if isinstance(annotation, (typing.TypeVar, typing_extensions.TypeVar)):
         default = getattr(annotation, "__default__", None)
         return [annotation.__bound__, *annotation.__constraints__, default]
@@ -266,11 +302,12 @@ def _inner_annotations(annotation: Any) -> Iterable[Any]:
 
 
 def _refuse_state(self: Any, state: Any) -> None:  # noqa: ARG001 - pickle's interface
-    """Replace `__setstate__` of enums: the process shares their members, so no snapshot may change one."""
+    """Refuse to change an enum member. All sessions of the process share it, so a snapshot mustn't change it."""
     raise TypeError("enum members have no state")
 
 
 def _describe_class(cls: type) -> Iterator[str]:
+    """Yield the lines that describe a class in the fingerprint."""
     yield class_name(cls)
     if issubclass(cls, enum.Enum):
         for name, member in cls.__members__.items():
@@ -288,7 +325,10 @@ def _describe_class(cls: type) -> Iterator[str]:
 
 
 def _describe(annotation: Any) -> str:  # noqa: PLR0911 - one return for each kind of annotation
-    """Describe a type, identically in every process: no addresses, no order that typing's caches may change."""
+    """Return a type as text that is the same in every process.
+
+    So the text has no addresses, and no order that depends on the caches of `typing`.
+    """
     if isinstance(annotation, str):
         return annotation
     if isinstance(annotation, ForwardRef):

@@ -1,9 +1,9 @@
 """Comparison of two object graphs, which finds the first difference.
 
-`==` can't show whether a copy behaves like its original: models compare without their private attributes, 1 equals
-True, NaN equals nothing, and `==` doesn't see that two names share one list. Only what `graph` reads is
-compared, and no code of a class runs. An environment may contain millions of objects, so a path is built only for a
-difference.
+`==` can't show whether a copy behaves like its original. Models compare without their private attributes, 1 equals
+True, NaN equals nothing, and `==` doesn't see that two names share one list. So this module compares the stored state,
+as `graph` reads it, and runs no code of an author's class. An environment may contain millions of objects, so a path is
+built only for a difference.
 """
 
 import collections
@@ -39,66 +39,72 @@ Difference = tuple[str, str]
 
 
 def difference(before: object, after: object) -> str | None:
-    """Return a description of the first difference between two object graphs, with its path; None if they are equal.
+    """Return the first difference between two object graphs as text, with its path, or None if they are equal.
 
-    Types, values, order, private attributes, `model_fields_set` and sharing must agree; sets have no order. Sharing of
-    immutable plain values has no effect, so it isn't compared.
+    Types, values, order, private attributes and `model_fields_set` must agree; sets have no order. If two references
+    lead to one object in one graph, they must do so in the other graph. Immutable plain values are the exception.
     """
-    found = first_difference(before, after)
-    return f"{found[0] or 'the object itself'}: {found[1]}" if found else None
+    first = first_difference(before, after)
+    return f"{first[0] or 'the object itself'}: {first[1]}" if first else None
 
 
 def first_difference(before: object, after: object) -> Difference | None:
-    """Return the path of the first difference ("" for the object itself) and its description; see `difference`."""
+    """Return the path of the first difference ("" for the object itself), and its description; see `difference`."""
     return _Comparison().run(before, after)
 
 
-class _Opened:
-    """Two objects whose children are being compared."""
+class _ChildPairs:
+    """Pairs of children of two objects that are being compared."""
 
     __slots__ = ("holder", "number", "only_values", "pairs")
 
     def __init__(self, holder: Any, pairs: Iterable[tuple[int, tuple[Any, Any]]], *, only_values: bool = False) -> None:
-        self.holder = holder
+        self.holder = holder  # the first of the two objects
         self.pairs = iter(pairs)  # with their indexes, in the order of `children`
-        self.only_values = only_values  # only values of a dict, whose keys are equal
+        self.only_values = only_values  # the pairs are the values of two dicts with equal keys
         self.number = 0  # index of the current pair
 
 
-_Trail = list[tuple[_Opened, int]]
+_Trail = list[tuple[_ChildPairs, int]]
 """The path to two objects: their ancestors, each with the current child."""
 
 
 class _Comparison:
-    """Walks both graphs side by side and remembers which objects correspond."""
+    """Side-by-side walk through two graphs, which remembers the objects that correspond to each other."""
 
     def __init__(self) -> None:
-        # The values keep the objects alive, so their ids aren't reused.
+        # The corresponding objects, by id. The values keep the objects alive, so that no other object gets such an id.
         self._after_of: dict[int, Any] = {}
         self._before_of: dict[int, Any] = {}
 
     def run(self, before: Any, after: Any) -> Difference | None:
-        """Return the first difference of two graphs. If they differ, the correspondence of objects is unchanged."""
-        known = len(self._after_of)
+        """Return the first difference of two graphs. If they differ, forget which of their objects correspond."""
+        paired_count = len(self._after_of)
         sets: list[tuple[_Trail, Any, Any]] = []
-        found = self._walk(before, after, sets)
-        while sets and found is None:  # sets come last: by then most members are paired
+        difference = self._walk(before, after, sets)
+        while sets and difference is None:  # sets come last, because most members correspond to others by then
             trail, left, right = sets.pop()
             reason = self._match(set().union(left), set().union(right))
-            found = None if reason is None else (_path(trail), reason)
-        while found is not None and len(self._after_of) > known:
+            difference = None if reason is None else (_path(trail), reason)
+        while difference is not None and len(self._after_of) > paired_count:
             self._after_of.popitem()
             self._before_of.popitem()
-        return found
+        return difference
 
     def _walk(self, before: Any, after: Any, sets: list[tuple[_Trail, Any, Any]]) -> Difference | None:
-        """Compare everything except members of sets, which are added to `sets`."""
-        frames = [_Opened(None, [(0, (before, after))])]
+        """Compare two graphs except for the members of sets, and return the first difference.
+
+        Args:
+            before: The first object of one graph.
+            after: The first object of the other graph.
+            sets: A list that gets the pairs of sets, with their paths.
+        """
+        frames = [_ChildPairs(None, [(0, (before, after))])]
         while frames:
             frame = frames[-1]
             for number, (left, right) in frame.pairs:
                 kind = type(left)
-                opened: _Opened | str | None
+                opened: _ChildPairs | str | None
                 if kind is not type(right):
                     opened = f"types differ: {kind.__qualname__} became {type(right).__qualname__}"
                 elif kind in ATOMS:
@@ -118,7 +124,7 @@ class _Comparison:
                 frames.pop()
         return None
 
-    def _open(self, before: Any, after: Any, kind: type) -> _Opened | str | None:
+    def _open(self, before: Any, after: Any, kind: type) -> _ChildPairs | str | None:
         """Compare two objects of one type without their children.
 
         Returns:
@@ -126,15 +132,15 @@ class _Comparison:
         """
         if kind is float and before == after != 0:  # zeros have signs
             return None
-        value_of = VALUES.get(kind)
-        if value_of is not None:
-            if value_of(before) != value_of(after):
+        value_function = VALUES.get(kind)
+        if value_function is not None:
+            if value_function(before) != value_function(after):
                 return _values_differ(before, after)
             if kind not in MUTABLE:
                 return _children(before, after, kind) if kind in _ZONED else None
         elif issubclass(kind, IDENTICAL):
             return None if before is after else "it became another object"
-        if not (kind in (tuple, frozenset) and not before):  # empty ones are singletons
+        if not (kind in (tuple, frozenset) and not before):  # an empty tuple is always the same object
             paired = self._after_of.get(id(before), _ABSENT)
             if paired is not _ABSENT or id(after) in self._before_of:
                 if paired is after:
@@ -145,26 +151,30 @@ class _Comparison:
         return _children(before, after, kind)
 
     def _match(self, before: Any, after: Any) -> str | None:
-        """Pair the members of two sets and return the first difference."""
+        """Pair the members of two sets, and return the first difference.
+
+        Plain values are compared directly. An object may already correspond to a member of the other set. Each other
+        object is compared with all members that have an equal `_key`.
+        """
         simple = collections.Counter(_value(member) for member in before if type(member) in _SIMPLE)
         simple.subtract(_value(member) for member in after if type(member) in _SIMPLE)
         if lost := [shown(value) for (_, value), count in simple.items() if count]:
             return f"the set differs in {', '.join(lost[:_SHOWN_STEPS])}"
         free = {id(member): member for member in after if type(member) not in _SIMPLE}
-        alone = []
+        unpaired = []
         for member in before:
             if type(member) in _SIMPLE:
                 continue
             paired = self._after_of.get(id(member), _ABSENT)
             if paired is _ABSENT:
-                alone.append(member)
+                unpaired.append(member)
             elif free.pop(id(paired), _ABSENT) is _ABSENT:
                 return f"{shown(member)} is no longer in the set"
-        alike: dict[Any, list[Any]] = {}
+        candidates_by_key: dict[Any, list[Any]] = {}
         for candidate in reversed(free.values()):
-            alike.setdefault(_key(candidate, _KEY_DEPTH), []).append(candidate)
-        for member in alone:
-            candidates = alike.get(_key(member, _KEY_DEPTH), [])
+            candidates_by_key.setdefault(_key(candidate, _KEY_DEPTH), []).append(candidate)
+        for member in unpaired:
+            candidates = candidates_by_key.get(_key(member, _KEY_DEPTH), [])
             for index in reversed(range(len(candidates))):
                 if self.run(member, candidates[index]) is None:
                     del candidates[index]
@@ -174,15 +184,15 @@ class _Comparison:
         return None
 
 
-def _children(before: Any, after: Any, kind: type) -> _Opened | str | None:
-    """Return the same as `_Comparison._open`, for the children only. Common kinds take a fast path."""
+def _children(before: Any, after: Any, kind: type) -> _ChildPairs | str | None:
+    """Return the children of two objects in pairs, or a difference, or None. Common types take a fast path."""
     frame = None
     if kind is list or kind is tuple:
         if len(before) == len(after):
-            frame = _Opened(before, enumerate(zip(before, after, strict=True)))
+            frame = _ChildPairs(before, enumerate(zip(before, after, strict=True)))
     elif kind is dict:
         if _are_strings(before) and _are_strings(after) and [*before] == [*after]:
-            frame = _Opened(before, enumerate(zip(before.values(), after.values(), strict=True)), only_values=True)
+            frame = _ChildPairs(before, enumerate(zip(before.values(), after.values(), strict=True)), only_values=True)
     elif kind is set or kind is frozenset:
         if _are_strings(before) and _are_strings(after) and before == after:
             return None
@@ -191,9 +201,10 @@ def _children(before: Any, after: Any, kind: type) -> _Opened | str | None:
     return frame or _any_children(before, after, kind)
 
 
-def _any_children(before: Any, after: Any, kind: type) -> _Opened | str:
-    value_of = VALUES.get(kind) or next((CONTENT[base] for base in kind.__mro__ if base in CONTENT), None)
-    if kind not in VALUES and value_of and value_of(before) != value_of(after):
+def _any_children(before: Any, after: Any, kind: type) -> _ChildPairs | str:
+    """Return the children of two objects of any type in pairs, or a difference."""
+    value_function = VALUES.get(kind) or next((CONTENT[base] for base in kind.__mro__ if base in CONTENT), None)
+    if kind not in VALUES and value_function and value_function(before) != value_function(after):
         return _values_differ(before, after)
     lefts, rights = [*children(before)], [*children(after)]
     steps, others = [step for step, _ in lefts], [step for step, _ in rights]
@@ -201,16 +212,16 @@ def _any_children(before: Any, after: Any, kind: type) -> _Opened | str:
         changes = [_named(steps, others, "gone"), _named(others, steps, "new")]
         count = f"it has {len(others)} members instead of {len(steps)}" if len(others) != len(steps) else ""
         return ", ".join(filter(None, changes)) or count or "the order of what it holds differs"
-    if not (value_of or steps or kind.__flags__ & _HEAP_TYPE or hasattr(kind, "__len__") or before is after):
+    if not (value_function or steps or kind.__flags__ & _HEAP_TYPE or hasattr(kind, "__len__") or before is after):
         return f"{kind.__qualname__} can't be compared"
     pairs = enumerate((left, right) for (_, left), (_, right) in zip(lefts, rights, strict=True))
-    return _Opened(before, itertools.islice(pairs, steps.count(MEMBER), None))  # members are paired later
+    return _ChildPairs(before, itertools.islice(pairs, steps.count(MEMBER), None))  # `_match` pairs the members of sets
 
 
-def _attributes(before: Any, after: Any, kind: type) -> _Opened | None:
+def _attributes(before: Any, after: Any, kind: type) -> _ChildPairs | None:
     """Return the attributes of two instances in pairs; None if the instances have different attributes."""
-    held: list[Any] = []
-    other: list[Any] = []
+    lefts: list[Any] = []
+    rights: list[Any] = []
     for slot in slots_of(kind):
         try:
             left = slot.get(before)
@@ -223,17 +234,18 @@ def _attributes(before: Any, after: Any, kind: type) -> _Opened | None:
         if slot.unpacked and isinstance(left, dict):
             if not isinstance(right, dict) or [*left] != [*right]:
                 return None
-            held += left.values()
-            other += right.values()
+            lefts += left.values()
+            rights += right.values()
         elif (left is _ABSENT) != (right is _ABSENT) or (slot.unpacked and isinstance(right, dict)):
             return None
         elif left is not _ABSENT:
-            held.append(left)
-            other.append(right)
-    return _Opened(before, enumerate(zip(held, other, strict=True))) if held else None
+            lefts.append(left)
+            rights.append(right)
+    return _ChildPairs(before, enumerate(zip(lefts, rights, strict=True))) if lefts else None
 
 
 def _path(trail: _Trail) -> str:
+    """Return a trail as text, such as `.accounts['a'].balance`."""
     steps = []
     for frame, number in trail[1:]:
         if frame.only_values:
@@ -244,14 +256,15 @@ def _path(trail: _Trail) -> str:
 
 
 def _values_differ(before: Any, after: Any) -> str:
+    """Describe the difference of two plain values."""
     old, new = shown(before), shown(after)
     return f"values differ: {old} became {new}" if old != new else f"values differ: {old} became another {new}"
 
 
 def _named(steps: list[str], others: list[str], what: str) -> str:
     """Return a phrase that lists missing steps. A dict's key and its value count once."""
-    known = {*others}
-    missing = [step for step in steps if step not in known and not step.startswith("[key ")]
+    other_steps = {*others}
+    missing = [step for step in steps if step not in other_steps and not step.startswith("[key ")]
     if not missing:
         return ""
     more = f" and {len(missing) - _SHOWN_STEPS} more" if len(missing) > _SHOWN_STEPS else ""
@@ -263,6 +276,7 @@ def _are_strings(values: Any) -> bool:
 
 
 def _value(member: Any) -> tuple[type, Any]:
+    """Return a plain value with its type, because 1 equals True."""
     return type(member), VALUES[type(member)](member)
 
 

@@ -1,7 +1,7 @@
-"""Traversal of object graphs.
+"""Traversal of object graphs, which snapshots and comparisons use.
 
-State is read where it is stored (`__dict__`, slots, a container's content), never through properties or
-methods of a class that isn't a builtin.
+State is read where it is stored: in the `__dict__`, in slots and in the content of containers. So no property or method
+of an author's class runs.
 """
 
 import collections
@@ -28,7 +28,7 @@ IDENTICAL = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, typ
 """Types whose instances are compared by identity."""
 
 ATOMS: frozenset[type] = frozenset((bool, int, str, bytes, type(None), type(...), type(NotImplemented)))
-"""Types with a complete comparison: `==` of two instances of the same type compares everything."""
+"""Types with a complete `==`: it compares the whole value of two instances of the same type."""
 
 VALUES: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys(ATOMS, lambda v: v),
@@ -45,7 +45,7 @@ VALUES: dict[type, Callable[[Any], Any]] = {
     bytearray: bytes,
     random.Random: random.Random.getstate,
 }
-"""Types whose instances hold only a value, each with a function that returns a comparable value."""
+"""Types of plain values. Each has a function that returns a value to compare."""
 
 CONTENT: dict[type, Callable[[Any], Any]] = {
     int: int.__pos__,
@@ -56,10 +56,13 @@ CONTENT: dict[type, Callable[[Any], Any]] = {
     collections.deque: lambda v: v.maxlen,
     collections.defaultdict: lambda v: v.default_factory,
 }
-"""For types and their subclasses: a function that returns what instances hold besides their children."""
+"""Builtin types, and functions that return the content of an instance besides its children, for comparisons.
+
+The functions also apply to instances of subclasses.
+"""
 
 BUILTINS = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset, collections.deque)
-"""Types whose instances hold more than attributes; this includes subclasses."""
+"""Types with other content than attributes. Their subclasses have such content, too."""
 
 MUTABLE = (bytearray, random.Random, itertools.count)
 """The mutable types of `VALUES`."""
@@ -76,12 +79,12 @@ class Slot(NamedTuple):
     """A slot with a part of an instance's state."""
 
     name: str  # "" for the `__dict__`
-    get: Callable[[Any], Any]
-    unpacked: bool  # the items of a dict in this slot are attributes
+    get: Callable[[Any], Any]  # returns the slot's value, or raises AttributeError if the slot is empty
+    unpacked: bool  # the slot has a dict, and the dict's items are attributes
 
 
 def children(value: Any) -> Children:
-    """Yield the objects that this one holds directly, each with its step of a path: `.name`, `[3]`, `['key']`."""
+    """Yield the objects that an object refers to directly, each with its path step: `.name`, `[3]` or `['key']`."""
     if isinstance(value, dict):
         for key, item in dict.items(value):
             yield f"[key {shown(key)}]", key
@@ -98,32 +101,32 @@ def children(value: Any) -> Children:
 
 
 def walk(value: Any) -> Iterator[tuple[str, int, Any]]:
-    """Yield every object of the graph once, with the first path to it and that path's length."""
-    seen: dict[int, Any] = {}  # the value keeps its id from being reused
+    """Yield every object of the graph once, with the first path to it and the path's length."""
+    seen: dict[int, Any] = {}  # by id; the dict keeps the objects alive, so no other object gets such an id
     pending = [("", 0, value)]
     while pending:
-        path, depth, found = pending.pop()
-        if id(found) not in seen:
-            seen[id(found)] = found
-            yield path, depth, found
-            pending += reversed([(path + step, depth + 1, child) for step, child in children(found)])
+        path, depth, obj = pending.pop()
+        if id(obj) not in seen:
+            seen[id(obj)] = obj
+            yield path, depth, obj
+            pending += reversed([(path + step, depth + 1, child) for step, child in children(obj)])
 
 
 def holders(value: Any) -> Iterator[Any]:
-    """Yield every object of the graph once that isn't a plain value; faster than `walk`, in no particular order."""
-    seen: dict[int, Any] = {}  # as above
+    """Yield every object of the graph once, except plain values. This is faster than `walk`, but has no order."""
+    seen: dict[int, Any] = {}  # as in `walk`
     pending = [value]
     while pending:
-        found = pending.pop()
-        if type(found) in ATOMS or id(found) in seen:
+        obj = pending.pop()
+        if type(obj) in ATOMS or id(obj) in seen:
             continue
-        seen[id(found)] = found
-        yield found
-        pending += held_by(found)
+        seen[id(obj)] = obj
+        yield obj
+        pending += held_by(obj)
 
 
 def held_by(value: Any) -> Iterable[Any]:
-    """Return the objects that this one holds directly; faster than `children`."""
+    """Return the objects that an object refers to directly. This is faster than `children`, but has no paths."""
     kind = type(value)
     if kind is list or kind is tuple or kind is set or kind is frozenset:
         return value  # type: ignore[no-any-return]
@@ -138,7 +141,7 @@ def held_by(value: Any) -> Iterable[Any]:
 
 
 def is_immutable(value: Any) -> bool:
-    """Return whether nothing can change a value, so that it makes no difference how many references lead to it."""
+    """Return whether a value can never change. It then makes no difference whether several objects share the value."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_immutable, value))
@@ -146,7 +149,7 @@ def is_immutable(value: Any) -> bool:
 
 
 def shown(key: object) -> str:
-    """Format a key for a path: shortened, and without running code of its class."""
+    """Return a key as short text for a path, without running code of the key's class."""
     if type(key) not in (str, int, bool, float, bytes, type(None)):
         return type(key).__qualname__
     text = repr(key)
@@ -155,17 +158,17 @@ def shown(key: object) -> str:
 
 @lru_cache(maxsize=1024)
 def slots_of(kind: type) -> tuple[Slot, ...]:
-    """Return the slots of a class, those whose changes are most informative first."""
-    found = []
+    """Return the slots of a class, in the order of the reports about their changes."""
+    slots = []
     for base in kind.__mro__:
         for name, slot in vars(base).items():
             if name == "__dict__" and isinstance(slot, types.GetSetDescriptorType):
-                found.append(Slot("", slot.__get__, unpacked=True))
+                slots.append(Slot("", slot.__get__, unpacked=True))
             elif isinstance(slot, types.MemberDescriptorType):
                 shown_name = "model_fields_set" if name == _FIELDS_SET else name
-                found.append(Slot(shown_name, slot.__get__, unpacked=name in _OF_MODELS))
-    # `model_fields_set` comes last, because pydantic changes it along with a field.
-    return tuple(sorted(found, key=lambda slot: (slot.name != "", slot.name == "model_fields_set")))
+                slots.append(Slot(shown_name, slot.__get__, unpacked=name in _OF_MODELS))
+    # `model_fields_set` comes last, because pydantic changes it together with a field, and the field is of interest.
+    return tuple(sorted(slots, key=lambda slot: (slot.name != "", slot.name == "model_fields_set")))
 
 
 def _states(value: Any) -> Iterator[tuple[Slot, Any]]:
@@ -178,8 +181,9 @@ def _states(value: Any) -> Iterator[tuple[Slot, Any]]:
 
 
 def _attributes(value: Any) -> Children:
-    for slot, held in _states(value):
-        if slot.unpacked and isinstance(held, dict):
-            yield from ((f".{name}", item) for name, item in held.items())
+    """Yield the attributes of an instance, each with its path step."""
+    for slot, item in _states(value):
+        if slot.unpacked and isinstance(item, dict):
+            yield from ((f".{name}", item) for name, item in item.items())
         else:
-            yield f".{slot.name}", held
+            yield f".{slot.name}", item

@@ -1,7 +1,7 @@
 """Layouts of classes: access to the state of instances without running code of the class.
 
-State is read and written through the `__dict__` and `__slots__` descriptors that the interpreter created. They are
-collected before the first instance is read. No property, `__getattr__`, `__setattr__`, `__init__` or validator runs.
+State is read and written through the descriptors that the interpreter created for `__dict__` and `__slots__`. They are
+collected before the first instance is read. So no property, `__getattr__`, `__setattr__`, `__init__` or validator runs.
 """
 
 import enum
@@ -30,7 +30,7 @@ _GET_CONTENT: dict[type, Callable[[Any], Any]] = {
 _SET_CONTENT: dict[type, Callable[[Any, Any], Any]] = {list: list.extend, dict: dict.update, set: set.update}
 
 BUILTIN_BASES = tuple(_GET_CONTENT)
-"""Builtin classes whose subclasses can be stored. Their content is written as the plain builtin."""
+"""Builtin classes with subclasses that can be stored. The content of an instance is written as the plain builtin."""
 
 
 class Unset:
@@ -44,9 +44,20 @@ UNSET = Unset()
 
 
 class Layout:
-    """Access to the state of one class's instances.
+    """Access to the state of a class's instances.
 
-    The state is a tuple: the content of a builtin's subclass, then `__dict__` if there is one, then all slots.
+    The state of an instance is a tuple. It has the content if the class derives from a builtin, then the `__dict__` if
+    there is one, then the values of all slots.
+
+    Attributes:
+        cls: The class.
+        name: Its name in snapshots.
+        base: The builtin base class, or `object`.
+        has_content: Whether the class derives from a builtin.
+        immutable: Whether this builtin is immutable, so that an instance gets its content when it is created.
+        slots: The descriptors of the `__dict__` and of the slots.
+        hashed: How the class computes the hash of an instance.
+        has_dict: Whether instances have a `__dict__`.
     """
 
     def __init__(self, cls: type, name: str, base: Any) -> None:
@@ -65,7 +76,7 @@ class Layout:
         self._setters = [slot.__set__ for slot in reversed(self.slots)]
         self._length = self.has_content + len(self.slots)
         names = [slot.__name__ for slot in self.slots]
-        # The index in the state of the names that pydantic calls `model_fields_set`; 0 if there are none.
+        # Index of pydantic's `model_fields_set` in the state; 0 if the class has none.
         self._fields_set = names.index(_FIELDS_SET) if _FIELDS_SET in names and not self.has_content else 0
 
     def new(self) -> Any:
@@ -75,7 +86,7 @@ class Layout:
         return self.base.__new__(self.cls)
 
     def make(self, state: tuple[Any, ...]) -> Any:
-        """Create an instance with this state, which may be forged."""
+        """Create an instance with this state. The state may be forged, so its types are checked."""
         if not self.immutable:
             instance = self.base.__new__(self.cls)
         elif state and type(state[0]) is self.base:
@@ -86,33 +97,38 @@ class Layout:
         return instance
 
     def get_state(self, instance: Any) -> tuple[Any, ...]:
+        """Return the state of an instance. An empty slot has the value `UNSET`."""
         try:
-            held = tuple([get(instance) for get in self._getters])
+            slot_values = tuple([get(instance) for get in self._getters])
         except AttributeError:  # a slot is empty
-            held = tuple(map(self._get_slot, self._getters, [instance] * len(self._getters)))
-        return (_GET_CONTENT[self.base](instance), *held) if self.has_content else held
+            slot_values = tuple(map(self._get_slot, self._getters, [instance] * len(self._getters)))
+        return (_GET_CONTENT[self.base](instance), *slot_values) if self.has_content else slot_values
 
     def get_stable_state(self, instance: Any) -> tuple[Any, ...]:
-        """Return the state with `model_fields_set` as a sorted tuple, or True for all attributes.
+        """Return the state with `model_fields_set` as a sorted tuple, or as True if it has all attributes.
 
-        A set that is read and written again may have another order, and so other bytes.
+        So the same instance always has the same bytes. A set may have another order after it was written and read.
         """
         state = self.get_state(instance)
         index = self._fields_set
         if not index or type(state[index]) is not set or _references(state, index) > _OWN_REFERENCES:
-            return state  # something else refers to the set
+            return state  # another object also refers to the set, so it must stay the same object
         names: Any = state[index]
         return (*state[:index], True if names == state[0].keys() else tuple(sorted(names)), *state[index + 1 :])
 
     @staticmethod
     def _get_slot(get: Callable[[Any], Any], instance: Any) -> Any:
+        """Return the value of a slot, or `UNSET` if the slot is empty."""
         try:
             return get(instance)
         except AttributeError:
             return UNSET
 
     def set_state(self, instance: Any, state: Any) -> None:
-        """Fill an empty instance with this state, which may be forged. `lazy_classes` needs the `__dict__` set last."""
+        """Fill an empty instance with this state. The state may be forged, so its types are checked.
+
+        The `__dict__` is set last: `lazy_classes` recognizes an instance without state by its `__dict__`.
+        """
         if type(state) is not tuple or len(state) != self._length:
             raise pickle.UnpicklingError("this isn't the state of an instance")
         if self.has_content:
@@ -132,34 +148,41 @@ class Layout:
 
     @staticmethod
     def _with_fields_set(state: Any, index: int) -> Any:
-        """Return a state of `get_stable_state` as `get_state` returns it."""
+        """Return a state from `get_stable_state` in the form that `get_state` returns."""
         names = state[0] if state[index] is True else state[index]
         return (*state[:index], {*names}, *state[index + 1 :]) if type(names) in (tuple, dict) else state
 
 
 def _references(state: tuple[Any, ...], index: int) -> int:
+    """Return the reference count of a value in a state."""
     return getrefcount(state[index])
 
 
-_OWN_REFERENCES = _references(([],), 0) + 1  # of an object in a state that one slot of one instance refers to
+# Reference count of a value in a state, if only one slot of one instance refers to the value besides the state.
+_OWN_REFERENCES = _references(([],), 0) + 1
 
 
 def layout_of(cls: type, name: str) -> Layout | None:
-    """Return the layout of a class; None if its instances have state that Python code can't see."""
+    """Return the layout of a class, or None if its instances can't be stored.
+
+    They can't be stored if only C code can read their state, or if an empty instance can't be created. An enum has no
+    layout, because its members are stored by name.
+    """
     if issubclass(cls, enum.Enum):
         return None
     base: Any = next((base for base in cls.__mro__ if base in BUILTIN_BASES), object)
     if cls is base or any(not kind.__flags__ & _HEAP_TYPE and kind not in (base, object) for kind in cls.__mro__):
         return None
-    if not hasattr(cls, "__del__"):  # `__del__` would run on the empty instance
+    if not hasattr(cls, "__del__"):  # otherwise `__del__` would run for the empty instance of this test
         try:
             base.__new__(cls)
-        except TypeError:  # abstract, or only its own `__new__` can create it
+        except TypeError:  # the class is abstract, or only its own `__new__` can create instances
             return None
     return Layout(cls, name, base)
 
 
 def _hashed(cls: type) -> Literal["by identity", "by fields", "by its own code"]:
+    """Return how a class computes hashes. "By fields" is code that pydantic or `dataclass` has generated."""
     function: Any = cls.__hash__
     if function is None or function is object.__hash__:
         return "by identity"

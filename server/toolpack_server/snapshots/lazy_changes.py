@@ -1,4 +1,7 @@
-"""Comparison of two graphs in pieces by their groups, without loading the objects."""
+"""Comparison of two graphs in pieces by their groups, without loading the objects.
+
+The module `pieces` explains graphs in pieces, groups and roots.
+"""
 
 from collections.abc import Iterator
 
@@ -7,10 +10,10 @@ from toolpack_server.snapshots.pieces import chunked_in, referrers
 
 
 def changed_roots(left: LazyGraph, right: LazyGraph) -> set[int] | None:
-    """Return the numbers of all roots that may differ between two graphs, or None if all may.
+    """Return the numbers of the roots that may differ between two graphs, or None if all roots may differ.
 
-    A root may differ if its group does, or if it refers to a root that may differ. Nothing may have changed the loaded
-    objects of either graph.
+    A root may differ if its group differs, or if it refers to a root that may differ. The loaded objects of both graphs
+    must be unchanged since they were loaded.
     """
     numbers = left.delta.keys() | right.delta.keys()
     if left.base is not right.base:
@@ -22,7 +25,7 @@ def changed_roots(left: LazyGraph, right: LazyGraph) -> set[int] | None:
         return set()
     graphs = (left, right)
     pending = [root for graph in graphs for root in _roots_in(graph, differing)]
-    links = [found for graph in graphs for found in (graph.base.referrers, referrers(graph.delta))]
+    links = [referrers_of for graph in graphs for referrers_of in (graph.base.referrers, referrers(graph.delta))]
     containers = [
         (number, [*map(graph.numbers.get, map(id, items.values))])
         for graph in graphs
@@ -34,13 +37,13 @@ def changed_roots(left: LazyGraph, right: LazyGraph) -> set[int] | None:
             root = pending.pop()
             if root not in changed:
                 changed.add(root)
-                pending += [referrer for found in links for referrer in found.get(root, ())]
+                pending += [referrer for referrers_of in links for referrer in referrers_of.get(root, ())]
         pending = [root for root, items in containers if root not in changed and not changed.isdisjoint(items)]
     return changed
 
 
 def _roots_in(graph: LazyGraph, numbers: list[int]) -> Iterator[int]:
-    """Yield the roots of groups, and the chunked containers whose items aren't known."""
+    """Yield the roots of groups, and all chunked containers that aren't loaded, because their items aren't known."""
     chunked = graph.base.chunked | chunked_in(graph.delta)
     yield from {*chunked.values()} - graph.contents.keys()
     for number in numbers:

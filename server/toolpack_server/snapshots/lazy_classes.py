@@ -1,15 +1,15 @@
-"""Lazy instances: objects whose state is loaded at their first access.
+"""Lazy instances: objects without state, which is loaded at the first access.
 
-A lazy instance has the identity and the memory layout of the object that it becomes. Its class is generated: each
-special method and attribute of the real class is replaced by a hook. The first hook that runs loads the state, sets
-`__class__` to the real class, and repeats the access there. After that no hook is left. `importlib.util.LazyLoader`
-does the same to modules.
+A lazy instance stays the same object when its state is loaded. It has a generated *lazy class*. There, a hook replaces
+each special method and attribute of the real class. The first hook that runs loads the state, sets `__class__` to the
+real class, and repeats the access there. After that, the instance has no hooks. `importlib.util.LazyLoader` treats
+modules in the same way.
 
 The method resolution order of a lazy class contains the real class, but its `__bases__` don't. So `isinstance` and
-class attributes work, but no `__init_subclass__` runs and `__subclasses__()` doesn't list the lazy class.
+class attributes work, but no `__init_subclass__` runs, and `__subclasses__()` doesn't list the lazy class.
 
-A class is lazy only if every way to its instances' state has a hook. `lazy_class` lists the exceptions.
-`tests/snapshots/test_ways_in.py` compares each known way with a real instance.
+A class gets a lazy class only if a hook covers every access to its instances' state. `lazy_class` lists the exceptions.
+`tests/snapshots/test_ways_in.py` compares each known kind of access with a real instance.
 """
 
 import threading
@@ -41,7 +41,7 @@ _NAMES = (
     *_COMPARISONS,
 )
 _SPECIAL = frozenset(f"__{name}__" for name in _NAMES)
-"""Methods that the interpreter looks up on the type, so `__getattribute__` doesn't see them."""
+"""Methods that the interpreter looks up on the type, without calling `__getattribute__`."""
 
 _OPERATORS = (
     *(f"__{name}__" for name in _COMPARISONS),
@@ -51,18 +51,18 @@ _OPERATORS = (
 _INHERITED = frozenset(
     f"__{name}__" for name in ("repr", "str", "format", "reduce", "reduce_ex", "getstate", "dir", "sizeof")
 )
-"""Those of them that `object` defines and that read the instance's state."""
+"""Special methods that `object` defines and that read the instance's state."""
 
 
 class Loader(Protocol):
     """Source of the states of lazy instances."""
 
     def load(self, instance: Any) -> None:
-        """Load the state of a lazy instance and set its class, unless another thread has done so."""
+        """Load the state of a entry instance and set its class, unless another thread has done so."""
 
 
 class Marker(dict[str, Any]):
-    """The `__dict__` of every unloaded instance of one loader.
+    """The `__dict__` that all unloaded instances of one loader share.
 
     It stays empty. An item in it shows that code has set an attribute without running a hook.
     """
@@ -72,6 +72,8 @@ class Marker(dict[str, Any]):
 
 
 class _LazyClass(NamedTuple):
+    """A lazy class and its real class."""
+
     cls: type
     real: type
     dict_slot: Any  # descriptor of the instances' `__dict__`
@@ -89,18 +91,18 @@ def is_lazy(instance: object) -> bool:
 
 def load(instance: Any) -> None:
     """Load the state of an instance, if it is lazy."""
-    found = _lazy_classes.get(id(type(instance)))
-    if found is None:  # another thread has loaded it
+    entry = _lazy_classes.get(id(type(instance)))
+    if entry is None:  # another thread has loaded it
         return
-    attributes = found.dict_slot.__get__(instance)
+    attributes = entry.dict_slot.__get__(instance)
     if type(attributes) is Marker:
         attributes.loader.load(instance)
-    elif type(instance) is found.cls:  # created by code that called `type(lazy_instance)(…)`
-        _set_class(instance, found.real)
+    elif type(instance) is entry.cls:  # created by code that called `type(lazy_instance)(…)`
+        _set_class(instance, entry.real)
 
 
 def unload(layout: Layout, lazy: type, instance: Any, marker: Marker) -> None:
-    """Turn an instance into a lazy one and drop its state."""
+    """Drop the state of an instance, and make it an instance of its lazy class."""
     for slot in layout.slots[1:]:
         try:
             slot.__delete__(instance)
@@ -112,7 +114,7 @@ def unload(layout: Layout, lazy: type, instance: Any, marker: Marker) -> None:
 
 def restore(layout: Layout, instance: Any, state: Any) -> None:
     """Give a lazy instance its state, which may be forged, and its real class."""
-    layout.set_state(instance, state)  # as long as its `__dict__` is the marker, other threads wait for the loader
+    layout.set_state(instance, state)  # sets the `__dict__` last; until then other threads wait for the loader
     _set_class(instance, layout.cls)
 
 
@@ -125,6 +127,7 @@ class _Hooks:
         pass
 
     def __getattribute__(self, name: str) -> Any:
+        """Load the instance, and return the attribute of the real instance."""
         load(self)
         try:
             return getattr(self, name)
@@ -133,7 +136,9 @@ class _Hooks:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        # The interpreter calls this after `__getattribute__` has raised. The real `__getattr__` has already run.
+        """Raise the error of `__getattribute__` again."""
+        # The interpreter calls this method after `__getattribute__` has raised an error. At that time the real class's
+        # `__getattr__` has run, so raise its error.
         error, _errors.last = getattr(_errors, "last", None), None
         raise error or AttributeError(name)
 
@@ -147,7 +152,11 @@ class _Hooks:
 
 
 class _AttributeHook:
-    """Data descriptor of one attribute, for `object.__getattribute__` and `object.__setattr__`."""
+    """Data descriptor that loads an instance when code gets or sets one attribute.
+
+    `_Hooks` handles normal access. This class handles `object.__getattribute__` and `object.__setattr__`, which call
+    descriptors.
+    """
 
     def __init__(self, name: str, real: type) -> None:
         self._name = name
@@ -169,12 +178,14 @@ class _AttributeHook:
 
 
 def _method_hook(name: str) -> Callable[..., Any]:
+    """Return a method that loads its instance, and then calls the real class's method of this name."""
+
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         load(self)
         cls = type(self)
-        found = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
-        bind = getattr(type(found), "__get__", None)  # as the interpreter does: it may be a static method
-        return (found if bind is None else bind(found, self, cls))(*args, **kwargs)
+        attribute = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+        bind = getattr(type(attribute), "__get__", None)  # bind as the interpreter does; a static method isn't bound
+        return (attribute if bind is None else bind(attribute, self, cls))(*args, **kwargs)
 
     method.__name__ = method.__qualname__ = name
     return method
@@ -186,15 +197,17 @@ _METHOD_HOOKS = {name: _method_hook(name) for name in _SPECIAL | _INHERITED}
 def lazy_class(layout: Layout, table: Collection[type]) -> type | None:
     """Create the lazy class of a layout's class, or return None if its instances can't be lazy.
 
-    They can't if one of these holds:
+    Instances can't be lazy in one of these cases:
 
     - The class hashes by value, derives from a builtin, has `__slots__`, or has no `__dict__`.
-    - It defines `__del__`, `__getattribute__` or `__set_name__`, or its metaclass defines `mro`.
-    - It defines operators: Python chooses between the methods of both operands by their types.
-    - An ancestor is in the table: in a union, pydantic-core would serialize an instance as that ancestor.
-    - Instances of subclasses are validated again in its model, or for a dataclass in any model.
+    - The class defines `__del__`, `__getattribute__` or `__set_name__`, or its metaclass defines `mro`.
+    - The class defines operators. Python chooses between the methods of both operands by their types.
+    - A base class is in the table. In a union, pydantic-core would serialize an instance as that base class.
+    - Pydantic validates instances of subclasses again (`revalidate_instances`): in the model itself or, if the class is
+      a dataclass, in any model.
 
     Args:
+        layout: The layout of the class.
         table: All classes that the environment may contain.
     """
     cls = layout.cls
@@ -224,7 +237,7 @@ def lazy_class(layout: Layout, table: Collection[type]) -> type | None:
 
 
 def _is_own_operator(cls: type, name: str) -> bool:
-    """Return whether a class has an operator that isn't generated by pydantic or `dataclass`."""
+    """Return whether a class has its own method for an operator, which pydantic or `dataclass` hasn't generated."""
     owner = next((base for base in cls.__mro__[:-1] if name in vars(base)), None)
     if owner is None or owner.__module__.startswith("pydantic."):
         return False
@@ -234,20 +247,24 @@ def _is_own_operator(cls: type, name: str) -> bool:
 
 
 def _revalidates(cls: type) -> bool:
+    """Return whether pydantic validates instances of a class's subclasses again."""
     configs = (getattr(cls, name, None) or {} for name in ("model_config", "__pydantic_config__"))
     return any(config.get("revalidate_instances") == "subclass-instances" for config in configs)
 
 
 def _layout_base(cls: type) -> type | None:
-    """Return the nearest ancestor without a `__dict__` of its own, or `BaseModel`. None if it is an author's class."""
+    """Return the base class for a lazy class: the nearest ancestor without its own `__dict__`, or `BaseModel`.
+
+    Return None if this ancestor is an author's class, because its `__subclasses__()` would list the lazy class.
+    """
     base: type = cls
     while base is not BaseModel and (base.__dictoffset__ or base.__weakrefoffset__):
         base = base.__base__  # type: ignore[assignment] # `object` ends the loop
-    return base if base in (object, BaseModel) or is_foreign(base) else None  # an author's would list the lazy class
+    return base if base in (object, BaseModel) or is_foreign(base) else None
 
 
 def _namespace(layout: Layout) -> dict[str, Any]:
-    """Return the hooks for the special methods that a class has, and for its attributes."""
+    """Return the namespace of a lazy class: hooks for the special methods that the real class has, and attributes."""
     cls = layout.cls
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
@@ -275,15 +292,15 @@ def _create(cls: type, base: type, namespace: dict[str, Any]) -> type | None:
         for name in ("dict", "weakref")
         if getattr(cls, f"__{name}offset__") and not getattr(base, f"__{name}offset__")
     ]
-    if added != ["__dict__", "__weakref__"]:  # the default of a class without `__slots__`
+    if added != ["__dict__", "__weakref__"]:  # the interpreter adds these two to a class without `__slots__`
         namespace["__slots__"] = tuple(added)
     if "__dict__" in namespace.get("__slots__", ()):
         del namespace["__dict__"]  # the interpreter creates it
 
     def derive(_meta: type, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> type:
-        """Create a class that code derives from `type(lazy_instance)`: it derives from the real class."""
+        """Create a class that code derives from `type(lazy_instance)`, with the real class as its base."""
         real: Any = type(cls)
-        real_bases = (found.real if (found := _lazy_classes.get(id(base))) else base for base in bases)
+        real_bases = (entry.real if (entry := _lazy_classes.get(id(base))) else base for base in bases)
         return real(name, tuple(real_bases), namespace, **kwargs)  # type: ignore[no-any-return]
 
     # Code that uses `type(lazy_instance)` gets the attributes of the real class.
@@ -302,7 +319,7 @@ def _create(cls: type, base: type, namespace: dict[str, Any]) -> type | None:
         meta: Any = type.__new__(type, type(cls).__name__, (type(cls),), meta_namespace)
         lazy: type = type.__new__(meta, cls.__name__, (base,), namespace)
         _set_class(object.__new__(lazy), cls)
-    except TypeError:  # the layouts differ
+    except TypeError:  # the memory layouts differ
         return None
     return lazy
 
@@ -311,7 +328,7 @@ def _equals(cls: type) -> Callable[[type, object], bool]:
     """Return a method that makes a lazy class equal to its real class."""
 
     def equals(lazy: type, other: object) -> bool:
-        found = _lazy_classes.get(id(other))
-        return other is lazy or other is cls or (found is not None and found.real is cls)
+        entry = _lazy_classes.get(id(other))
+        return other is lazy or other is cls or (entry is not None and entry.real is cls)
 
     return equals

@@ -1,6 +1,6 @@
-"""Graphs of lazy instances: loading of groups during a call, and writing of what it changed.
+"""Graph of lazy instances, which loads groups during a call, and writes the groups that the call has changed.
 
-`pieces` has the rule and the terms.
+The module `pieces` explains the rule and the terms.
 """
 
 import itertools
@@ -29,25 +29,26 @@ from toolpack_server.snapshots.pieces import (
 )
 
 PLAIN = ATOMS | {float}
-"""Types of the items that a chunked container may hold beside instances."""
+"""Types of the items that a chunked container may have besides instances."""
 
 
 _CONTAINERS = {"dict": dict, "list": list}
 
 
 class LazyGraph:
-    """One object graph while a session uses it; only one call at a time.
+    """An object graph of one session. Only one call at a time uses it.
 
     Args:
-        base: The groups that the session started from.
+        table: The lazy classes.
+        base: The groups at the start of the session.
         delta: The groups that have changed since.
 
     Attributes:
         first: The graph's first object.
-        delta: The groups that differ from the base.
-        failure: The error of a group that couldn't be loaded. An author's code may have caught it.
+        delta: The groups that differ from the base. None in place of a group means that the group was removed.
+        failure: The error of a group that couldn't be loaded. It is kept here, because an author's code may catch it.
         numbers: The numbers of the roots in memory, by id.
-        contents: The items of the loaded chunked containers, as stored.
+        contents: The stored items of the loaded chunked containers, by number.
     """
 
     def __init__(self, table: LazyTable, base: Base, delta: Groups | None = None) -> None:
@@ -62,12 +63,12 @@ class LazyGraph:
         self._next = max((base.next, *(number + 1 for number in (*self.delta, *self._homes))))
         self._marker = Marker()
         self._marker.loader = self
-        self._roots: dict[int, Any] = {}  # it keeps the ids in `numbers` from being reused
+        self._roots: dict[int, Any] = {}  # by number; keeps the roots alive, so that no id in `numbers` is used again
         self.numbers: dict[int, int] = {}
         self.failure: Exception | None = None
         self._loaded: dict[int, Group] = {}
         self._loading: set[int] = set()
-        self._container_ids: set[int] = set()  # of the roots that are dicts or lists
+        self._container_ids: set[int] = set()  # ids of the roots that are dicts or lists
         self.contents: dict[int, Items] = {}
         self._lock = threading.RLock()
         self._is_open = True
@@ -91,27 +92,27 @@ class LazyGraph:
     # Reading
 
     def root(self, number: int) -> Any:
-        """Return a root, lazy unless it was loaded. Bytes call this, so the number may be forged."""
+        """Return a root, which is lazy unless it was loaded. A group's bytes call this, so the number may be forged."""
         if type(number) is not int:
             raise pickle.UnpicklingError("a root has a number")
-        found = self._roots.get(number)
-        if found is None:
+        root = self._roots.get(number)
+        if root is None:
             kind = self._kind(number)
             if kind in _CONTAINERS:
-                found = self._add(number, _CONTAINERS[kind]())
-                self._container_ids.add(id(found))
+                root = self._add(number, _CONTAINERS[kind]())
+                self._container_ids.add(id(root))
                 home = self._home(number)
                 if home not in self._loading:
                     self._load_group(home)
             else:
-                (found,) = self._create([number], [kind])
-        return found
+                (root,) = self._create([number], [kind])
+        return root
 
     def load(self, instance: Any) -> None:
         """Load the group of a lazy instance.
 
         Raises:
-                ValueError: The call has ended.
+            ValueError: The call has ended.
         """
         with uninterruptible, self._lock:
             if not is_lazy(instance):  # another thread was faster
@@ -131,6 +132,7 @@ class LazyGraph:
                 load(instance)
 
     def _load_group(self, number: int) -> GroupReader | None:
+        """Give the roots of a group their states. Return the reader of its data, or None if there was none to read."""
         if number in self._loaded:
             return None
         if number in self._loading:
@@ -159,6 +161,7 @@ class LazyGraph:
         """Fill a chunked container with lazy instances."""
         number, kind = root
         container = self.root(number)
+        # Use the base's cache if the group and the chunks of the base are unchanged.
         of_base = self.base.groups.get(number) is group
         derived = self.base.contents.get(number) if of_base else None
         if derived is not None:
@@ -184,7 +187,10 @@ class LazyGraph:
         self.contents[number] = Items(container, keys, values)
 
     def _create(self, numbers: Sequence[int], kinds: Iterable[str]) -> list[Any]:
-        """Return lazy roots, and create the missing ones."""
+        """Return the roots with these numbers. Create missing roots as lazy instances.
+
+        The loops run in C (`map`, `zip`), because a container may have a million instances.
+        """
         if not self._roots.keys().isdisjoint(numbers):
             return [self.root(number) for number in numbers]
         instances: list[Any] = []
@@ -200,24 +206,29 @@ class LazyGraph:
         return instances
 
     def _reader(self, group: Group) -> GroupReader:
+        """Return a reader for the data of a group."""
         return GroupReader(self.table, self.vocabulary, group.data, self.root)
 
     def _group(self, number: int) -> Group:
+        """Return the group with this number, which must exist."""
         group = self.delta.get(number)
         return self.base.groups[number] if group is None else group
 
     def group(self, number: int) -> Group | None:
-        """Return a group, or None if there is none with this number."""
+        """Return the group with this number, or None."""
         return self.delta[number] if number in self.delta else self.base.groups.get(number)
 
     def _home(self, root: int) -> int:
+        """Return the number of a root's group."""
         home = self._homes.get(root)
         return self.base.homes[root] if home is None else home
 
     def _kind(self, root: int) -> str:
+        """Return the kind of a stored root, by its number."""
         return self._kinds.get(root) or self.base.kinds[root]
 
     def _add(self, number: int, value: Any) -> Any:
+        """Add a root to memory, and return it."""
         self._roots[number] = value
         self.numbers[id(value)] = number
         return value
@@ -229,7 +240,7 @@ class LazyGraph:
         self._is_open = True
 
     def end_call(self) -> None:
-        """Make everything loaded lazy again, except for the trunk and containers, and forbid access."""
+        """Make the loaded roots lazy again, except for the trunk and containers. Forbid access to lazy instances."""
         with self._lock:
             for number, group in [*self._loaded.items()]:
                 kinds = [kind for _, kind in group.roots]
@@ -241,7 +252,7 @@ class LazyGraph:
             self._is_open = False
 
     def close(self) -> None:
-        """Free the objects. Whoever still holds a lazy instance can't load it any more."""
+        """Free the objects. Code that still has a lazy instance can't load the instance any more."""
         self._is_open = False
         self._roots.clear()
         self.contents.clear()
@@ -250,14 +261,14 @@ class LazyGraph:
     # Writing
 
     def commit(self, *, may_share: bool = True) -> dict[int, Group | None]:
-        """Write the loaded groups, and return those that have changed since the last commit.
+        """Write the loaded groups, and return the groups that have changed since the last commit.
 
         Args:
-            may_share: Two groups may hold the same object. False is right if nothing has changed the objects since they
-                were read.
+            may_share: Whether two groups may have the same object. That is impossible if no object has changed since
+                the groups were read.
 
         Raises:
-            SnapshotError: Something can't be stored exactly. The graph can't be used any more.
+            SnapshotError: An object can't be stored exactly. The graph can't be used any more.
         """
         with self._lock:
             try:
@@ -269,6 +280,7 @@ class LazyGraph:
                 raise explain(self.first, self.table.operators, error) from None
 
     def _commit(self, *, may_share: bool) -> dict[int, Group | None]:
+        """Do the work of `commit`."""
         if self._marker:
             names = ", ".join(map(repr, self._marker))
             raise SnapshotError(
@@ -282,7 +294,7 @@ class LazyGraph:
             if contents.is_changed():
                 if self._add_items(contents, members):
                     changes |= self._write_chunks(number, contents)
-                else:
+                else:  # the container becomes a group of its own, without chunks
                     members[number] = [number]
                     changes |= dict.fromkeys(chunk for chunk, _ in self._loaded[number].chunks or ())
         written = _Writing(self, members)
@@ -294,6 +306,7 @@ class LazyGraph:
         return changes
 
     def _apply(self, changes: Groups) -> None:
+        """Update the graph from the groups that have changed."""
         for number, group in changes.items():
             self.delta[number] = group
             if group is None or group.chunks is None:
@@ -305,12 +318,15 @@ class LazyGraph:
                 for root, kind in group.roots:
                     self._homes[root], self._kinds[root] = number, kind
                 if group.chunks is not None:
-                    self.contents[number] = Items.now(self._roots[number])
+                    self.contents[number] = Items.of(self._roots[number])
 
     def _add_items(self, contents: Items, members: dict[int, list[int]]) -> bool:
-        """Make the new instances in a container roots. Return whether the container can stay in chunks."""
+        """Make the new instances in a container roots. Return whether the container can stay in chunks.
+
+        It can if all other items and keys are plain values.
+        """
         is_plain = contents.keys is None or PLAIN.issuperset(map(type, contents.container))
-        for value in contents.values_now():
+        for value in contents.current_values():
             if id(value) not in self.numbers and type(value) not in PLAIN:
                 if self.table.can_be_lazy(value):
                     number = self.add_root(value)
@@ -320,6 +336,7 @@ class LazyGraph:
         return is_plain
 
     def add_root(self, value: Any) -> int:
+        """Give an object a number, and return the number."""
         number, self._next = self._next, self._next + 1
         self._add(number, value)
         if type(value) in (dict, list):
@@ -327,24 +344,31 @@ class LazyGraph:
         return number
 
     def roots_of(self, numbers: Iterable[int]) -> Roots:
+        """Return the number and the kind of each root."""
         return tuple((number, self._kind_of(self._roots[number])) for number in numbers)
 
     def _kind_of(self, root: Any) -> str:
+        """Return the kind of an object in memory."""
         layout = self.table.layouts.get(type(root))
         return type(root).__name__ if layout is None else layout.name
 
     @property
     def vocabulary(self) -> Vocabulary:
+        """The vocabulary of the base."""
         return self.base.vocabulary
 
     def dump(self, numbers: Sequence[int]) -> Dump:
-        """Write the states of roots."""
+        """Write the states of a group's roots."""
         try:
             return self._dump(numbers, two_steps=False)
         except CycleError:
             return self._dump(numbers, two_steps=True)
 
     def _dump(self, numbers: Sequence[int], *, two_steps: bool) -> Dump:
+        """Write the states of a group's roots. Raise `CycleError` if that needs two steps.
+
+        Most groups don't contain a root that is a dict or list, so the faster writer is tried first. The trunk does.
+        """
         states = [self._state(self._roots[number]) for number in numbers]
         if numbers[0]:
             dump = GroupWriter(self.table, self.vocabulary, self.numbers, two_steps=two_steps).run(states)
@@ -353,19 +377,20 @@ class LazyGraph:
         return ContainerWriter(self.table, self.vocabulary, self.numbers, two_steps=two_steps).run(states)
 
     def _state(self, root: Any) -> Any:
+        """Return the state of a root: the content of a dict or list, or the state of an instance."""
         if type(root) is dict:
             return [*root], [*root.values()]
         return [*root] if type(root) is list else self.table.layouts[type(root)].get_stable_state(root)
 
     def _write_chunks(self, number: int, contents: Items) -> dict[int, Group | None]:
-        """Write the chunks of a container that have changed. Return them and the container's group."""
+        """Write the chunks of a container that have changed. Return these chunks and the container's group."""
         stored = self._loaded.get(number)
         before = (stored and stored.chunks) or ()
         changes: dict[int, Group | None] = {}
-        values = contents.values_now()
+        values = contents.current_values()
         keys = None if contents.keys is None else [*contents.container]
-        front, back, start, end = contents.unchanged(before, keys, values)
-        free = [chunk for chunk, _ in before[front:back]]
+        front, back, start, end = contents.changed_slices(before, keys, values)
+        free = [chunk for chunk, _ in before[front:back]]  # numbers of the replaced chunks, to use again
         middle = []
         while start < end:
             stop = min(end, start + CHUNK)
@@ -385,7 +410,13 @@ class LazyGraph:
         return changes
 
     def check_members(self, number: int) -> None:
-        """Check that every set and dict in a group finds its members. Some hash by a state that may load later."""
+        """Load a group, and check that every set and dict in it finds its members.
+
+        A member's hash may depend on the state of an instance that is loaded later.
+
+        Raises:
+            SnapshotError: A set or dict doesn't find a member.
+        """
         reason = "a set or dict of the environment can't be stored: a member's hash depends on a cycle that holds it."
         try:
             reader = self._load_group(number)
@@ -403,8 +434,8 @@ class LazyGraph:
         Args:
             value: The first object.
             containers: The containers to store in chunks.
-            pieces: Instances that are pieces; sharing may add others.
-            may_share: Two pieces may hold the same object.
+            pieces: The instances that are pieces. Other instances become pieces if two groups have them.
+            may_share: Whether two groups may have the same object.
         """
         self.first = value
         self._add(0, value)
@@ -418,7 +449,7 @@ class LazyGraph:
         return {number: group for number, group in groups.items() if group is not None}
 
     def collected(self) -> dict[int, Group]:
-        """Return all groups that are reachable from the trunk. Groups of removed pieces aren't."""
+        """Return all groups that are reachable from the trunk, so without the groups of removed pieces."""
         fresh = LazyGraph(self.table, self.base, self.delta)
         fresh.load_all()
         groups = {number: fresh._group(number) for number in fresh._loaded}
@@ -426,9 +457,10 @@ class LazyGraph:
 
 
 class _Writing:
-    """Writes groups, again and again, until no two of them hold the same object.
+    """Writer of several groups, which repeats until no two groups have the same mutable object.
 
     Args:
+        graph: The graph.
         members: The numbers of the roots of each group.
     """
 
@@ -436,9 +468,10 @@ class _Writing:
         self._graph = graph
         self._members = members
         self._dumps: dict[int, Dump] = {}
-        self._united: dict[int, int] = {}  # group by the number of one that was united with it
+        self._united: dict[int, int] = {}  # for each group that became a part of another group: the number of the other
 
     def run(self, *, may_share: bool) -> None:
+        """Write the groups."""
         pending = sorted(self._members)
         while pending:
             for number in pending:
@@ -447,11 +480,11 @@ class _Writing:
 
     @property
     def unverified(self) -> set[int]:
-        """Groups that must be read back, because a hash by an author's code may depend on a cycle."""
+        """Numbers of the groups that must be read back, because a hash by an author's code may depend on a cycle."""
         return {number for number, dump in self._dumps.items() if dump.must_verify}
 
     def changes(self, stored: Mapping[int, Group]) -> dict[int, Group | None]:
-        """Return the groups that differ from the stored ones."""
+        """Return the groups that differ from the stored groups, by number."""
         changes: dict[int, Group | None] = dict.fromkeys(self._united)
         for number, dump in self._dumps.items():
             members = self._members[number]
@@ -462,24 +495,24 @@ class _Writing:
         return changes
 
     def _shared(self) -> list[tuple[Any, int, int]]:
-        """Return each mutable object that two groups hold, and the two groups, in a reproducible order."""
+        """Return each mutable object that is in two groups, with the groups' numbers, in a reproducible order."""
         shared = []
         owners: dict[int, int] = {}
-        fixed = self._graph.vocabulary.memo.keys()  # they are in every pickler's memo
+        fixed = self._graph.vocabulary.memo.keys()  # the ids of objects that are in every group's memo
         for number, dump in sorted(self._dumps.items()):
             common = (owners.keys() & dump.memo.keys()) - fixed
-            found = [dump.memo[key] for key in common if key not in self._graph.numbers]
-            mutable = [(index, value) for index, value in found if not is_immutable(value)]
+            common_objects = [dump.memo[key] for key in common if key not in self._graph.numbers]
+            mutable = [(index, value) for index, value in common_objects if not is_immutable(value)]
             mutable.sort(key=lambda entry: entry[0])
             shared += [(value, owners[id(value)], number) for _, value in mutable]
             owners |= dict.fromkeys(dump.memo, number)
         return shared
 
     def _separate(self, shared: list[tuple[Any, int, int]]) -> list[int]:
-        """Make shared instances roots; if there are none, unite groups. Return the groups to write again."""
+        """Make shared instances roots. If no instance is shared, unite groups. Return the groups to write again."""
         again: set[int] = set()
         for value, left, right in shared:
-            if id(value) in self._graph.numbers:  # the loop has just added it
+            if id(value) in self._graph.numbers:  # an earlier round of this loop has made it a root
                 again |= {left, right}
             elif self._graph.table.can_be_lazy(value):
                 number = self._graph.add_root(value)
@@ -491,6 +524,7 @@ class _Writing:
         return sorted(again.intersection(self._members))
 
     def _unite(self, left: int, right: int) -> set[int]:
+        """Unite two groups, and return the number of the united group, or an empty set if they are one already."""
         low, high = sorted((self._find(left), self._find(right)))
         if low == high:
             return set()
@@ -500,6 +534,7 @@ class _Writing:
         return {low}
 
     def _find(self, number: int) -> int:
+        """Return the number of the group that a group belongs to now."""
         while number in self._united:
             number = self._united[number]
         return number

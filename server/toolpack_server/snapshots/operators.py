@@ -1,12 +1,13 @@
-"""Operators, the only callables that a snapshot's bytes can reach, and the writers that use them.
+"""Operators, which are the only callables that a snapshot's bytes can reach, and the writers that use them.
 
-A snapshot can fetch only operators, by name. An operator has no mutable state and checks the exact types of its
-arguments. It takes a class as a string that it looks up in the `ClassTable`. It only creates one object or fills an
-empty one.
+A snapshot can fetch only operators, by name. An operator has no mutable state, and checks the exact types of its
+arguments. It gets the name of a class and looks the class up in the `ClassTable`. It can only create an object, or fill
+an empty object.
 
 Instances are written in two steps, (new, (name,), state, fill), which allows cycles. An instance that hashes by value
-must be complete before it is added to a set, so it is written in one step, (make, (name, *state)). That fails if it is
-part of a cycle: `freeze` then starts again with `two_steps`, and reads the result back to check it.
+must have its state before it is added to a set, so it is written in one step, (make, (name, *state)). This isn't
+possible if the instance is part of a cycle. `freeze` then starts again with `two_steps`, and reads the result back to
+check it.
 """
 
 import collections
@@ -28,32 +29,39 @@ class WriteProgress(Protocol):
     """State that the writers share while one snapshot is written."""
 
     two_steps: bool
-    """Write instances that hash by value in two steps as well."""
+    """Whether to write instances that hash by value in two steps, too."""
     must_verify: bool
-    """Read the snapshot back, to check that sets and dicts find their members."""
+    """Whether the snapshot must be read back, to check that sets and dicts find their members."""
     started: set[int]
-    """The ids of the instances whose writing in one step has started."""
+    """The ids of the instances that were written in one step so far, completely or in part."""
 
 
 Write = Callable[[WriteProgress, Any], tuple[Any, ...]]
+"""Writer of objects of one type. It returns a value of the form that `__reduce__` returns."""
 
 
 class OperatorTable:
-    """Operators and writers for a table of classes, prepared once.
+    """Operators and writers for a table of classes. They are prepared once.
 
-    Every snapshot starts with `preamble`, which fetches each operator by name into the unpickler's memo; the rest of
-    the bytes refers to it by number. `memo` gives the pickler the same numbers. `find` contains everything that can be
-    fetched.
+    Attributes:
+        layouts: The layouts of the classes, by class.
+        writers: The writers, by the type of an object.
+        derived: Values that other modules derive from the table once.
+        make: The operator that creates an instance in one step.
+        find: All objects that a snapshot can fetch, by module and name.
+        preamble: Start of every snapshot. It puts each operator into the unpickler's memo, so that the rest of the
+            bytes can refer to the operator by number.
+        memo: The same numbers for the pickler.
     """
 
     def __init__(self, classes: ClassTable) -> None:
         self.layouts = classes.layouts
-        self.writers: dict[type, Write] = _Refusing()
-        self.derived: dict[Any, Any] = {}  # values that other modules derive from the table once
+        self.writers: dict[type, Write] = _WritersOrRefusal()
+        self.derived: dict[Any, Any] = {}
         operators: dict[str, Any] = {}
         for prepare in (_instances, _plain, _enums, _defaultdict):
-            found, writers = prepare(classes)
-            operators |= found
+            operators_of_kind, writers = prepare(classes)
+            operators |= operators_of_kind
             self.writers |= writers
         self.make = operators["make"]
         self.find = {(_MODULE, name): operator for name, operator in operators.items()}
@@ -62,15 +70,18 @@ class OperatorTable:
         self.preamble = memoizing(map(fetching, operators))
 
     def stable_writers(self) -> dict[type, Write]:
-        """Return writers that write the same bytes again after reading, as far as the order of sets allows it."""
-        writers = _Refusing(self.writers)
+        """Return writers that write the same bytes again for an object that was read.
+
+        Only the order of sets may still differ.
+        """
+        writers = _WritersOrRefusal(self.writers)
         for cls, layout in self.layouts.items():
             writers[cls] = _instance_writer(layout, layout.get_stable_state, self._operators)
         return writers
 
 
 def fetching(name: str) -> bytes:
-    """Return bytes that push an operator."""
+    """Return the pickle code that pushes an operator onto the unpickler's stack."""
     return pickle.GLOBAL + f"{_MODULE}\n{name}\n".encode()
 
 
@@ -78,14 +89,14 @@ def memoizing(pushes: Iterable[bytes]) -> bytes:
     """Return the beginning of a pickle that puts values into the unpickler's memo.
 
     Args:
-        pushes: Bytes that push each value.
+        pushes: For each value, the pickle code that pushes it.
     """
     body = b"".join(push + pickle.MEMOIZE + pickle.POP for push in pushes)
     return pickle.PROTO + b"\x05" + pickle.FRAME + struct.pack("<Q", len(body)) + body
 
 
 def operators_of(classes: ClassTable) -> OperatorTable:
-    """Return the operators of a table of classes. They are prepared at first use."""
+    """Return the operators for a table of classes. They are prepared at first use."""
     operators = classes.operators
     if operators is None:
         operators = classes.operators = OperatorTable(classes)
@@ -93,12 +104,12 @@ def operators_of(classes: ClassTable) -> OperatorTable:
 
 
 def _operator(call: Callable[..., Any]) -> Any:
-    """Create a stateless callable. Its class, which has the code, is used once, and the bytes can't reach it."""
+    """Return a callable object without attributes. Its code is in a class of its own, which the bytes can't reach."""
     return type("Operator", (), {"__slots__": (), "__call__": staticmethod(call)})()
 
 
 def _plain_str(name: object) -> str:
-    """Return a name if it is a plain string. Another key could have its own `__eq__`."""
+    """Return a name if it is a plain string. A forged name could be an object with its own `__eq__`."""
     if type(name) is not str:
         raise pickle.UnpicklingError("a name must be a string")
     return name
@@ -106,9 +117,11 @@ def _plain_str(name: object) -> str:
 
 _MODULE = "toolpack"
 _Prepared = tuple[dict[str, Any], dict[type, Write]]
+"""Operators by name, and writers by type."""
 
 
 def _refuse(_progress: WriteProgress, value: Any) -> NoReturn:
+    """Raise the error that says why an object of this type can't be stored."""
     if isinstance(value, type):
         raise UnsupportedObjectError("a class isn't state; store its name instead")
     if isinstance(value, Volume):
@@ -125,12 +138,15 @@ def _refuse(_progress: WriteProgress, value: Any) -> NoReturn:
     )
 
 
-class _Refusing(dict[type, Write]):
+class _WritersOrRefusal(dict[type, Write]):
+    """Writers by type. Other types have the writer `_refuse`."""
+
     def __missing__(self, _kind: type) -> Write:
         return _refuse
 
 
 def _plain(_classes: ClassTable) -> _Prepared:
+    """Return the operators and writers for plain types and constants."""
     by_name = {plain.cls.__name__: plain for plain in PLAIN}
     constants = {"Ellipsis": ..., "NotImplemented": NotImplemented, "utc": UTC, "unset": UNSET}
     constant_names = {id(value): name for name, value in constants.items()}
@@ -156,6 +172,7 @@ def _plain(_classes: ClassTable) -> _Prepared:
 
 
 def _defaultdict(classes: ClassTable) -> _Prepared:
+    """Return the operator and writer for `defaultdict`."""
     factories: dict[Any, Any] = {None: None, **FACTORIES, **{x.name: x.cls for x in classes.layouts.values()}}
     names = {factory: name for name, factory in factories.items()}
 
@@ -172,19 +189,23 @@ def _defaultdict(classes: ClassTable) -> _Prepared:
 
 
 def _enums(classes: ClassTable) -> _Prepared:
-    """Write members by name and combined flags by value, as `Flag` does; a pack's `_missing_` never runs."""
+    """Return the operators and writers for enums.
+
+    Members are written by name, and combined flags by value. An author's `_missing_` never runs.
+    """
     by_name: dict[str, Any] = {name: cls for cls, name in classes.enums.items()}
 
     def flags(class_name: str, value: int) -> Any:
+        """Return the combination of flags with this value, which may be forged."""
         cls = by_name[_plain_str(class_name)]
         if type(value) is not int or not issubclass(cls, Flag):
             raise pickle.UnpicklingError("only flags can be combined, and only by number")
-        found = cls._value2member_map_.get(value)
-        if found is None:
-            found = Flag._missing_.__func__(cls, value)  # type: ignore[attr-defined]
-        if type(found) is not cls:
+        member = cls._value2member_map_.get(value)
+        if member is None:
+            member = Flag._missing_.__func__(cls, value)  # type: ignore[attr-defined]
+        if type(member) is not cls:
             raise pickle.UnpicklingError("no such flags")
-        return found
+        return member
 
     def write(_progress: WriteProgress, value: Any) -> tuple[Any, ...]:
         cls = type(value)
@@ -200,6 +221,7 @@ def _enums(classes: ClassTable) -> _Prepared:
 
 
 def _instances(classes: ClassTable) -> _Prepared:
+    """Return the operators and writers for instances of the table's classes."""
     layouts = classes.layouts
     by_name = {layout.name: layout for layout in layouts.values()}
     operators = {
@@ -213,10 +235,12 @@ def _instances(classes: ClassTable) -> _Prepared:
 def _instance_writer(
     layout: Layout, get_state: Callable[[Any], tuple[Any, ...]], operators: Mapping[str, Any]
 ) -> Write:
-    """Return the writer of a class's instances.
+    """Return the writer for a class's instances.
 
     Args:
+        layout: The layout of the class.
         get_state: `layout.get_state` or `layout.get_stable_state`.
+        operators: The operators of `_instances`, by name.
     """
     name, args = layout.name, (layout.name,)
     new, fill, make = operators["new"], operators["fill"], operators["make"]
@@ -231,7 +255,7 @@ def _instance_writer(
     def in_one_step(progress: WriteProgress, value: Any) -> tuple[Any, ...]:
         if progress.two_steps:
             return in_two_steps(progress, value)
-        if id(value) in progress.started:  # one of its attributes refers back to it
+        if id(value) in progress.started:  # the instance refers to itself, directly or not
             raise CycleError
         progress.started.add(id(value))
         progress.must_verify |= own_hash

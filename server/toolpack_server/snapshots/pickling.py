@@ -7,14 +7,14 @@ or property runs; pickle calls only `__hash__` and `__eq__` of dict keys and set
 necessary: nothing else stops bytes that allocate gigabytes, or that make pickle call methods of an allowed instance
 (`append`, `__call__`, a property's setter).
 
-An object is written as a call of an operator of its class. Usually this takes one step: the operator creates the object
-with all its state. A graph with a cycle needs two steps, because an object that contains itself must exist before its
-state: first an empty instance, then its state (`two_steps`). In between, a set or a dict may hash a member without its
-state, and never find it again. Such bytes are therefore read back at once, and refused unless each set and dict finds
-its members.
+An object is written as a call of an operator, with the class as an argument. Usually this takes one step: the operator
+creates the object with all its state. In a graph with a cycle, an object that contains itself must exist before its
+state. So it takes two steps: an empty instance, then its state (`two_steps`). In between, a set or a dict may hash a
+member without its state, and never find the member again. So such bytes are read back at once, and refused unless each
+set and dict finds its members.
 
 Most environments have no cycle, so the first attempt uses one step. A cycle is detected at no cost: a writer that meets
-an object that it has begun but not finished raises `CycleError`.
+an unfinished object again raises `CycleError`.
 """
 
 import copyreg
@@ -38,7 +38,7 @@ def freeze(value: object, classes: ClassTable) -> bytes:
     """Write the object graph as bytes.
 
     Raises:
-        SnapshotError: Something in it can't be stored exactly; the text names its path and type.
+        SnapshotError: An object of the graph can't be stored exactly. The message names its path and type.
     """
     operators = operators_of(classes)
     try:
@@ -67,7 +67,10 @@ def thaw(data: bytes, classes: ClassTable) -> Any:
 
 
 class SnapshotWriter(pickle.Pickler):
-    """Writes all objects except plain builtins with the table's writers. Types without a writer are refused."""
+    """Pickler that writes objects with the writers of an operator table, except for plain builtins.
+
+    Objects of types without a writer are refused. `WriteProgress` documents `two_steps`, `must_verify` and `started`.
+    """
 
     def __init__(self, buffer: io.BytesIO, operators: OperatorTable, *, two_steps: bool) -> None:
         super().__init__(buffer, 5, buffer_callback=_refuse_buffer)
@@ -78,21 +81,24 @@ class SnapshotWriter(pickle.Pickler):
         self.started: set[int] = set()
 
     def reducer_override(self, obj: Any) -> tuple[Any, ...]:
+        """Return the call of an operator that creates the object. Pickle calls this for all but plain builtins."""
         return self.writers[type(obj)](self, obj)
 
 
 class _Reader(pickle.Unpickler):
-    """Resolves names of operators, and no others."""
+    """Unpickler that lets bytes fetch only operators."""
 
     def __init__(self, buffer: io.BytesIO, operators: OperatorTable) -> None:
         super().__init__(buffer)
         self._find = operators.find
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """Return an operator by name. Pickle would import a module here."""
         return self._find[module_name, global_name]
 
 
 def _dump(value: object, operators: OperatorTable, *, two_steps: bool) -> bytes:
+    """Write the object graph. Raise `CycleError` if that needs two steps. Check the bytes if it may have a cycle."""
     buffer = io.BytesIO()
     buffer.write(operators.preamble)
     writer = SnapshotWriter(buffer, operators, two_steps=two_steps)
@@ -104,6 +110,7 @@ def _dump(value: object, operators: OperatorTable, *, two_steps: bool) -> bytes:
 
 
 def _load(data: bytes, operators: OperatorTable) -> Any:
+    """Read the object graph. The bytes may be forged."""
     if copyreg._extension_cache:  # type: ignore[attr-defined]  # noqa: SLF001 - it bypasses find_class, so it must be empty
         copyreg.clear_extension_cache()
     buffer = io.BytesIO(data)
@@ -114,63 +121,68 @@ def _load(data: bytes, operators: OperatorTable) -> Any:
 
 
 def _check_members(data: bytes, value: object, operators: OperatorTable) -> None:
-    """Check that every set and dict, read back, finds its members.
+    """Check that every set and dict finds its members after it was read back.
 
-    A member isn't found if it was hashed before it had the state that its hash depends on.
+    A set doesn't find a member that was hashed before the member had its state, if the hash depends on the state.
+
+    Raises:
+        SnapshotError: A set or dict doesn't find a member.
     """
     reason = "a member's hash depends on a cycle that the member is part of"
     try:
         read_back = _load(data, operators)
     except Exception:  # `__hash__` of an empty instance may raise anything
-        for path, _depth, found in walk(value):
-            if isinstance(found, (set, frozenset, dict)) and any(_hashes_by_value(m, operators) for m in list(found)):
-                raise SnapshotError(_problem(path, found, reason)) from None
+        for path, _depth, obj in walk(value):
+            if isinstance(obj, (set, frozenset, dict)) and any(_hashes_by_value(m, operators) for m in list(obj)):
+                raise SnapshotError(_problem(path, obj, reason)) from None
         raise
-    for found in holders(read_back):
-        if isinstance(found, (set, frozenset, dict)) and not all(member in found for member in list(found)):
-            path = next(path for path, _depth, other in walk(read_back) if other is found)
-            raise SnapshotError(_problem(path, found, reason))
+    for obj in holders(read_back):
+        if isinstance(obj, (set, frozenset, dict)) and not all(member in obj for member in list(obj)):
+            path = next(path for path, _depth, other in walk(read_back) if other is obj)
+            raise SnapshotError(_problem(path, obj, reason))
 
 
 def _hashes_by_value(member: object, operators: OperatorTable) -> bool:
+    """Return whether an object's hash depends on its state."""
     layout = operators.layouts.get(type(member))
     return layout is not None and layout.hashed != "by identity"
 
 
 def explain(value: object, operators: OperatorTable, error: Exception) -> SnapshotError:
-    """Return an error that names the object that can't be written, and its path. Slow: call it only after a failure."""
+    """Return an error with the path of the object that can't be written. This is slow: call it only after a failure."""
     writer = SnapshotWriter(io.BytesIO(), operators, two_steps=True)
     too_deep = isinstance(error, RecursionError)
     try:
-        for path, depth, found in walk(value):
+        for path, depth, obj in walk(value):
             if too_deep and depth > _MAX_NESTING:
-                return SnapshotError(_problem(path, found, f"it is nested deeper than {_MAX_NESTING} levels"))
-            if type(found) not in NATIVE:
+                return SnapshotError(_problem(path, obj, f"it is nested deeper than {_MAX_NESTING} levels"))
+            if type(obj) not in NATIVE:
                 try:
-                    writer.reducer_override(found)
+                    writer.reducer_override(obj)
                 except Exception as why:  # noqa: BLE001 - writing may fail in any way
-                    # The only field of a root model has no name of its author's, so the path omits it.
-                    path = path.removeprefix(".root" * isinstance(value, RootModel))  # noqa: PLW2901 - the last one
+                    # The path omits the only field of a root model, because its author didn't name it.
+                    path = path.removeprefix(".root" * isinstance(value, RootModel))  # noqa: PLW2901 - returned next
                     undeclared = isinstance(why, UnsupportedObjectError) and why.undeclared
-                    inside = _never_stored(found, writer) if undeclared else None
+                    inside = _other_obstacle(obj, writer) if undeclared else None
                     undeclared = undeclared and inside is None
-                    return SnapshotError(_problem(path, found, inside or str(why)), undeclared=undeclared)
-    except RecursionError:  # the caller's own stack is nearly used up
+                    return SnapshotError(_problem(path, obj, inside or str(why)), undeclared=undeclared)
+    except RecursionError:  # the caller's stack was nearly full already
         too_deep = True
     reason = "it is nested too deeply" if too_deep else f"{type(error).__name__}: {error}"
     return SnapshotError(_problem("", value, reason))
 
 
-def _never_stored(value: object, writer: SnapshotWriter) -> str | None:
-    """Return what else prevents storing an instance of an undeclared class, in case its class were declared."""
-    for path, _depth, found in walk(value):
-        why = None if type(found) in NATIVE else _refusal(found, writer)
+def _other_obstacle(value: object, writer: SnapshotWriter) -> str | None:
+    """Return why an instance of an undeclared class couldn't be stored even if its class were declared, or None."""
+    for path, _depth, obj in walk(value):
+        why = None if type(obj) in NATIVE else _refusal(obj, writer)
         if why is not None and not why.undeclared:
-            return f"in it `{path.removeprefix('.')[:_SHOWN_PATH]}`, a `{_type_name(found)}`, can't be: {why}"
+            return f"in it `{path.removeprefix('.')[:_SHOWN_PATH]}`, a `{_type_name(obj)}`, can't be: {why}"
     return None
 
 
 def _refusal(value: object, writer: SnapshotWriter) -> UnsupportedObjectError | None:
+    """Return why a writer refuses an object, or None if it doesn't."""
     try:
         writer.reducer_override(value)
     except Exception as why:  # noqa: BLE001 - writing may fail in any way
@@ -178,10 +190,11 @@ def _refusal(value: object, writer: SnapshotWriter) -> UnsupportedObjectError | 
     return None
 
 
-def _problem(path: str, found: object, reason: str) -> str:
+def _problem(path: str, obj: object, reason: str) -> str:
+    """Return the message about an object that can't be stored."""
     where = path.removeprefix(".")
     where = f"`{where[:_SHOWN_PATH]}{'…' * (len(where) > _SHOWN_PATH)}`" if where else "The environment itself"
-    return f"{where} can't be stored, its type is `{_type_name(found)}`: {reason}."
+    return f"{where} can't be stored, its type is `{_type_name(obj)}`: {reason}."
 
 
 def _type_name(value: object) -> str:
@@ -190,4 +203,5 @@ def _type_name(value: object) -> str:
 
 
 def _refuse_buffer(_buffer: object) -> NoReturn:
+    """Refuse a `PickleBuffer`, which pickle would otherwise write outside of the bytes."""
     raise UnsupportedObjectError("a buffer is a view of memory that something else owns")

@@ -1,29 +1,30 @@
 """Object graphs in pieces, so that a call reads and writes only the objects that it touches.
 
-The rule, in five sentences:
+The rule:
 
-1. A graph is cut where a dict or list holds many instances. Each instance, with all objects that are reachable only
-   through it, is a *piece*; so is an instance that several places refer to. Pieces that share a list, dict or set form
-   one *group*, which is read and written as a whole.
-2. A call gets real dicts and lists of lazy instances (`lazy_classes`), and the first access to one loads its group.
-3. After the call, the loaded groups are written again, and those with other bytes have changed. No other group can have
-   changed, because every access to an instance loads it.
-4. An instance that turns up in two groups becomes a piece of its own. Another shared object unites the two groups.
-5. A version is a base that many sessions share, and the groups that changed since. After a call, everything loaded
-   becomes lazy again.
+1. A graph is cut where a dict or list has many instances. Each instance, with all objects that are reachable only
+   through it, is a *piece*. An instance with several references to it is a piece, too. Pieces that share a list, dict
+   or set form one *group*, which is read and written as a whole.
+2. A call gets real dicts and lists, with lazy instances in them (`lazy_classes`). The first access to an instance loads
+   its group.
+3. After the call, the loaded groups are written again. The groups with other bytes have changed. No other group can
+   have changed, because every access to an instance loads its group.
+4. An instance that is in two groups becomes a piece of its own. Another object that is in two groups unites them.
+5. A version is a base that many sessions share, and the groups that have changed since. After a call, all loaded pieces
+   become lazy again.
 
 Terms
 -----
 
 root
-    An object with a number: the graph's first object (0), each piece's instance, and each *chunked container*.
+    An object with a number: the graph's first object (0), the instance of each piece, and each *chunked container*.
 trunk
-    The group of root 0: everything outside of the pieces. It is always loaded.
+    The group of root 0: all objects outside of the pieces. It is always loaded.
 chunked container
-    A dict or list of the trunk with many instances. Its items are stored in chunks, each a group without roots, so
-    adding an item writes one chunk.
+    A dict or list of the trunk with many instances. Its items are stored in chunks, so that adding an item writes only
+    one chunk. A chunk is a group without roots.
 
-`freeze` and `thaw` of the whole graph are the reference: tests compare each result and each state with theirs.
+Tests compare each result and each state with `freeze` and `thaw` of the whole graph.
 """
 
 import io
@@ -52,8 +53,8 @@ class Group(NamedTuple):
     Attributes:
         roots: The number and the kind of each root: a class's name, `dict` or `list`. A chunk has no roots.
         data: The states of the roots, or the items of a chunk. Empty for a chunked container.
-        chunks: For a chunked container, the numbers of its chunks, each with its count of items; else None.
-        references: The numbers of the roots of other groups to which the data refers. Empty for chunks.
+        chunks: The number and the count of items of each chunk of a chunked container. None for other groups.
+        references: The numbers of other groups' roots that the data refers to. Empty for chunks.
     """
 
     roots: Roots
@@ -68,53 +69,54 @@ class Group(NamedTuple):
 
 
 Groups = Mapping[int, Group | None]
-"""Groups by number; None if the group was removed."""
+"""Groups by number. None means that the group was removed."""
 
 
 def referrers(groups: Groups) -> dict[int, list[int]]:
-    """Return, for each root that groups refer to, the roots of these groups."""
-    found: dict[int, list[int]] = {}
+    """Return the roots that refer to each root: for a number, the roots of the groups that refer to it."""
+    roots_by_reference: dict[int, list[int]] = {}
     for group in groups.values():
         for number in group.references if group else ():
-            found.setdefault(number, []).extend(root for root, _ in group.roots)  # type: ignore[union-attr]
-    return found
+            roots_by_reference.setdefault(number, []).extend(root for root, _ in group.roots)  # type: ignore[union-attr]
+    return roots_by_reference
 
 
 def root_operator(number: int) -> Any:
-    """Stand for a root in the bytes. A reader calls `LazyGraph.root` instead."""
+    """Raise an error. The bytes of a group contain calls of this function; a reader calls `LazyGraph.root` instead."""
     raise pickle.UnpicklingError(number)
 
 
 def chunked_in(groups: Groups) -> dict[int, int]:
-    """Return the container of each chunk."""
+    """Return the number of the container of each chunk, by the number of the chunk."""
     containers = [group for group in groups.values() if group and group.chunks is not None]
     return {chunk: group.roots[0][0] for group in containers for chunk, _ in group.chunks or ()}
 
 
 class Vocabulary:
-    """Objects that the bytes of every group refer to by number: the operators, and names of classes.
+    """Numbered objects for the bytes of all groups, which refer to them: the operators, and names of classes.
 
-    All groups of one base use the base's vocabulary, which is stored with it.
+    All groups of one base use the base's vocabulary, which is stored with the base.
 
     Attributes:
-        names: The names of the operators, and those of the classes.
-        preamble: Bytes in front of each group's data; they put the objects into the unpickler's memo.
+        names: The names of the operators, and the names of the classes.
+        preamble: Bytes to put before each group's data. They put the objects into the unpickler's memo.
         memo: The same numbers for the pickler.
     """
 
     def __init__(self, operators: OperatorTable, names: tuple[Sequence[str], Sequence[str]]) -> None:
         self.names = names
         by_class_name = {layout.name: layout.name for layout in operators.layouts.values()}
-        found = {name: operator for (_, name), operator in operators.find.items()}
-        values = [root_operator, *(found[name] for name in names[0])]
-        values += [by_class_name.get(name, name) for name in names[1]]  # the pickler compares identities
+        operators_by_name = {name: operator for (_, name), operator in operators.find.items()}
+        values = [root_operator, *(operators_by_name[name] for name in names[0])]
+        # The string objects of the layouts, because the pickler recognizes an object by its identity.
+        values += [by_class_name.get(name, name) for name in names[1]]
         self.memo = {id(value): (index, value) for index, value in enumerate(values)}
         texts = [pickle.BINUNICODE + struct.pack("<I", len(text)) + text for text in map(str.encode, names[1])]
         self.preamble = memoizing([*map(fetching, ("root", *names[0])), *texts])
 
 
 class LazyTable:
-    """The lazy classes of a class table, created at first use."""
+    """The lazy classes for a class table. Each is created at first use."""
 
     def __init__(self, classes: ClassTable) -> None:
         self.operators = operators_of(classes)
@@ -125,6 +127,7 @@ class LazyTable:
 
     @classmethod
     def of(cls, classes: ClassTable) -> "LazyTable":
+        """Return the lazy classes for a class table. There is one object for each class table."""
         derived = operators_of(classes).derived
         return derived.get(cls) or derived.setdefault(cls, cls(classes))  # type: ignore[no-any-return]
 
@@ -143,14 +146,17 @@ class LazyTable:
 
 
 class Base:
-    """The groups that many sessions start from. The process derives data from them once for all sessions.
+    """Groups that many sessions share, because they started from them. The attributes are computed once for all.
 
     Attributes:
+        vocabulary: The vocabulary of the groups.
+        groups: The groups by number.
         homes: The number of each root's group.
         kinds: The kind of each root.
-        next: The first number that isn't used.
-        contents: For each chunked container that was read: its keys (None for a list), the numbers of its values, and
-            their kinds.
+        next: The first unused number.
+        size: Approximate bytes of all groups.
+        contents: Cache with the content of chunked containers: the keys (None for a list), the numbers of the values,
+            and their kinds.
     """
 
     def __init__(self, vocabulary: Vocabulary, groups: Mapping[int, Group]) -> None:
@@ -164,10 +170,12 @@ class Base:
 
     @cached_property
     def referrers(self) -> dict[int, list[int]]:
+        """The roots that refer to each root."""
         return referrers(self.groups)
 
     @cached_property
     def chunked(self) -> dict[int, int]:
+        """The container of each chunk."""
         return chunked_in(self.groups)
 
 
@@ -175,9 +183,10 @@ class Dump(NamedTuple):
     """The bytes of one group.
 
     Attributes:
-        memo: Every object in the bytes, by its id, each with its index.
-        references: The numbers of the roots in the bytes.
-        must_verify: The bytes must be read back; see `WriteProgress`.
+        data: The bytes.
+        memo: The index and the object of each object in the bytes, by its id.
+        references: The numbers of the roots that the bytes refer to.
+        must_verify: Whether the bytes must be read back; see `WriteProgress`.
     """
 
     data: bytes
@@ -187,10 +196,13 @@ class Dump(NamedTuple):
 
 
 class GroupWriter(SnapshotWriter):
-    """Writes roots as their numbers, except for roots that are dicts or lists.
+    """Pickler of a group, which writes roots as their numbers, except for roots that are dicts or lists.
 
     Args:
+        table: The lazy classes.
+        vocabulary: The vocabulary of the base.
         numbers: The numbers of the roots, by id.
+        two_steps: See `WriteProgress`.
     """
 
     def __init__(
@@ -204,23 +216,29 @@ class GroupWriter(SnapshotWriter):
         self.references: set[int] = set()
 
     def run(self, value: Any) -> Dump:
+        """Write a value. The writer can't be used again."""
         self.dump(value)
         return Dump(self._buffer.getvalue(), self.memo.copy(), self.references, self.must_verify)
 
     def reducer_override(self, obj: Any) -> tuple[Any, ...]:
+        """Return a reference to a root, or the call of an operator. Pickle doesn't call this for dicts and lists."""
         number = self._numbers.get(id(obj))
         if number is not None:
             self.references.add(number)
             return root_operator, (number,)
-        if is_lazy(obj):  # it belongs to another graph
+        if is_lazy(obj):  # the object belongs to another graph
             load(obj)
         return super().reducer_override(obj)
 
 
 class ContainerWriter(GroupWriter):
-    """Writes all roots as their numbers. Slower than its base: pickle calls `persistent_id` for each object."""
+    """Pickler of a group, which writes all roots as their numbers, also dicts and lists.
+
+    It is slower than its base class, because pickle calls `persistent_id` for each object.
+    """
 
     def persistent_id(self, obj: Any) -> int | None:
+        """Return the number of a root, or None for other objects."""
         number = self._numbers.get(id(obj))
         if number is not None:
             self.references.add(number)
@@ -228,9 +246,12 @@ class ContainerWriter(GroupWriter):
 
 
 class GroupReader(pickle.Unpickler):
-    """Reads the data of a group. Its bytes can reach the operators and the roots, nothing else.
+    """Unpickler of a group's data. The bytes can reach only the operators and the roots.
 
     Args:
+        table: The lazy classes.
+        vocabulary: The vocabulary of the base.
+        data: The data of the group.
         root: Returns the root with a number.
     """
 
@@ -240,7 +261,9 @@ class GroupReader(pickle.Unpickler):
         self._find = table.operators.find
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """Return an operator by name, or the function that returns roots. Pickle would import a module here."""
         return self._root if global_name == "root" else self._find[module_name, global_name]
 
     def persistent_load(self, number: Any) -> Any:
+        """Return the root that `persistent_id` has written as a number."""
         return self._root(number)

@@ -1,8 +1,8 @@
-"""Plain types that every snapshot may contain, each with its writer and reader.
+"""Plain types that every snapshot may contain, each with functions to write and to read its instances.
 
-Pickle could write most of them itself, but then the bytes would contain names of classes. Here each type has a function
-that returns constructor arguments, and one that creates an instance from them. The reader accepts only the listed
-types of arguments, so forged arguments never reach a constructor that does more than construct.
+Pickle could write most of these types itself, but its bytes would contain names of classes. So each type has a function
+that returns arguments for an instance, and a function that creates an instance from arguments. The reader accepts only
+the listed types of arguments. So forged arguments can't make a constructor do something else.
 """
 
 import collections
@@ -27,17 +27,18 @@ from toolpack_server.base.errors import UnsupportedObjectError
 
 
 class Plain(NamedTuple):
-    """One type of the list.
+    """One plain type.
 
-    `items` and `pairs` yield the contents. They are added after the container is created, as it may contain itself.
+    A container's content isn't among the arguments. It is added after the container was created, because a container
+    may contain itself.
     """
 
     cls: type
-    arguments: Callable[[Any], tuple[Any, ...]]
-    accepted: set[tuple[type, ...]]
-    make: Callable[..., Any]
-    items: Callable[[Any], Iterator[Any]] | None = None
-    pairs: Callable[[Any], Iterator[tuple[Any, Any]]] | None = None
+    arguments: Callable[[Any], tuple[Any, ...]]  # returns the arguments for an instance
+    accepted: set[tuple[type, ...]]  # allowed types of the arguments
+    make: Callable[..., Any]  # creates an instance from arguments
+    items: Callable[[Any], Iterator[Any]] | None = None  # yields the content of a list-like container
+    pairs: Callable[[Any], Iterator[tuple[Any, Any]]] | None = None  # yields keys and values of a dict-like container
 
     def checked(self, *args: Any) -> Any:
         """Create an instance from arguments that may be forged."""
@@ -47,13 +48,14 @@ class Plain(NamedTuple):
 
 
 def _no_attributes(value: Any, *allowed: str) -> tuple[()]:
-    """Return no arguments. Refuse a value with attributes that aren't allowed, because they would be lost."""
+    """Return no arguments. Refuse a value with other attributes than the allowed ones, because they would be lost."""
     if vars(value).keys() - {*allowed}:
         raise UnsupportedObjectError("attributes were set on it")
     return ()
 
 
 def _url_arguments(url: Any) -> tuple[str]:
+    """Return the text of a URL, unless parsing the text gives another URL."""
     text = str(url)
     if str(type(url)(text)) != text:
         raise UnsupportedObjectError("parsing its text again gives another URL")
@@ -61,6 +63,7 @@ def _url_arguments(url: Any) -> tuple[str]:
 
 
 def _zone_arguments(zone: Any) -> tuple[str, bool]:
+    """Return the name of a time zone, and whether the zone is the cached object for the name."""
     if zone.key is None:
         raise UnsupportedObjectError("it was read from a file and has no name")
     _make, (key, cached) = zone.__reduce__()
@@ -76,7 +79,8 @@ def _uuid(number: int, safe: int | None) -> uuid.UUID:
 
 
 def _count_arguments(count: Any) -> tuple[Any, ...]:
-    # Only the repr shows start and step in all Python versions.
+    """Return start and step of an `itertools.count`."""
+    # Only the repr has them in all Python versions.
     start, step = (*literal_eval(repr(count).removeprefix("count").replace(")", ",)")), 1)[:2]
     if type(start) not in (int, float) or type(step) not in (int, float):
         raise UnsupportedObjectError("it counts something other than integers and floats")
@@ -84,13 +88,14 @@ def _count_arguments(count: Any) -> tuple[Any, ...]:
 
 
 def _random_arguments(generator: Any) -> tuple[Any, ...]:
+    """Return the state of a random generator, without the version of its format."""
     _no_attributes(generator, "gauss_next")
     _version, state, gauss_next = generator.getstate()
     return state, gauss_next
 
 
 def _random(state: tuple[Any, ...], gauss_next: float | None) -> random.Random:
-    generator = random.Random(0)  # noqa: S311 - the pack's own generator
+    generator = random.Random(0)  # noqa: S311 - its state is set next
     generator.setstate((random.Random.VERSION, state, gauss_next))
     return generator
 
@@ -107,7 +112,7 @@ FACTORIES = {kind.__name__: kind for kind in (*NATIVE[1:], complex, Decimal, Fra
 """Allowed factories of a defaultdict, besides the classes of the table."""
 
 
-# `replace()` checks every field again: the constructors that take packed bytes check almost nothing.
+# Dates and times call `replace()`, which checks every field. Their constructors hardly check packed bytes.
 PLAIN = (
     Plain(complex, lambda v: (v.real, v.imag), {(float, float)}, complex),
     Plain(range, lambda v: (v.start, v.stop, v.step), {(int, int, int)}, range),
@@ -159,7 +164,7 @@ PLAIN = (
     ),
     Plain(collections.Counter, _no_attributes, {()}, collections.Counter, pairs=lambda v: iter(v.items())),
 )
-"""The list, except defaultdict, whose factory may be a class of the table."""
+"""The plain types that aren't in `NATIVE`. `defaultdict` is missing, because its factory may be an author's class."""
 
 PLAIN_TYPES = frozenset({*NATIVE, *(plain.cls for plain in PLAIN), collections.defaultdict})
 """All types that are always allowed."""

@@ -1,7 +1,7 @@
 """Seal of stored data: a keyed hash that is checked before the data is used.
 
-Without the key, an attacker can't forge a snapshot, change its fingerprint of classes, or exchange it for another one.
-The hash is keyed BLAKE2b (RFC 7693).
+An attacker without the key can't forge a snapshot, change its fingerprint of classes, or exchange it for another
+snapshot. The hash is keyed BLAKE2b (RFC 7693).
 """
 
 import hashlib
@@ -20,10 +20,15 @@ _ANY_HEADER = re.compile(rb"toolpack-snapshot-\d")
 
 
 def seal(payload: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
-    """Return the payload with a header: format, keyed hash of the rest and of the label, fingerprint of the classes.
+    """Return the payload behind a header: the format, a keyed hash, and the fingerprint of the classes.
+
+    The hash covers the label, the fingerprint and the payload.
 
     Args:
-        label: Name of the sealed data, such as a session and a part. Only the same label unseals the data.
+        payload: The data.
+        fingerprint: Fingerprint of the classes of the payload's objects.
+        key: The secret key.
+        label: Name of the data, such as the name of a part. Only the same label unseals the data.
     """
     encoded = fingerprint.encode()
     classes = bytes([len(encoded)]) + encoded
@@ -34,19 +39,17 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
     """Return the payload of a blob that was sealed with this key, label and fingerprint.
 
     Raises:
-        StateDamagedError: The hash is wrong, as the bytes were damaged, or sealed with another key or label. Or the
-            format is another one.
-        ClassesChangedError: The hash is right, but the payload was written by other classes.
+        StateDamagedError: The format or the hash is wrong. The bytes were damaged, or sealed with another key or label.
+        ClassesChangedError: The hash is right, but the fingerprint differs.
     """
     start = len(_HEADER) + _HASH_SIZE
-    # SQLite returns text if text was written instead of bytes.
-    whole = blob if isinstance(blob, bytes) else b""
-    rest = memoryview(whole)[start:]  # without a copy
+    # In a damaged SQLite file the blob may be text instead of bytes.
+    data = blob if isinstance(blob, bytes) else b""
+    rest = memoryview(data)[start:]  # a view, because a copy may be large
     if not (
-        whole.startswith(_HEADER)
-        and hmac.compare_digest(whole[len(_HEADER) : start], _sealing_hash(label, (rest,), key))
+        data.startswith(_HEADER) and hmac.compare_digest(data[len(_HEADER) : start], _sealing_hash(label, (rest,), key))
     ):
-        other = _ANY_HEADER.match(whole)
+        other = _ANY_HEADER.match(data)
         if other and other[0] != _HEADER:
             raise StateDamagedError(
                 f"The stored state has the format {other[0].decode()}, this server reads {FORMAT}: use a server of the "
@@ -69,13 +72,13 @@ class KeyedHash:
     """Keyed hashes for one purpose. Hashes for different purposes are unrelated."""
 
     def __init__(self, key: bytes, purpose: str) -> None:
-        # Copied for every hash, because setting up the key takes longer than hashing a short text.
+        # `of` copies this object, because setting up the key takes longer than hashing a short text.
         self._begun = hashlib.blake2b(_framed(purpose), key=_short(key), digest_size=_HASH_SIZE)
 
     def of(self, *parts: str | bytes | memoryview) -> str:
         """Return the keyed hash of parts as 64 hexadecimal digits."""
         keyed = self._begun.copy()
-        for part in parts:  # same as `_framed`, without a copy
+        for part in parts:  # like `_framed`, but without a copy
             encoded = part.encode() if isinstance(part, str) else part
             keyed.update(b"%d:" % len(encoded))
             keyed.update(encoded)
@@ -89,6 +92,7 @@ def _framed(part: str | bytes | memoryview) -> bytes:
 
 
 def _sealing_hash(label: str, rest: Iterable[bytes | memoryview], key: bytes) -> bytes:
+    """Return the keyed hash of the format, the label and the rest of the blob."""
     keyed = hashlib.blake2b(_HEADER + _framed(label), key=_short(key), digest_size=_HASH_SIZE)
     for piece in rest:
         keyed.update(piece)
@@ -96,6 +100,7 @@ def _sealing_hash(label: str, rest: Iterable[bytes | memoryview], key: bytes) ->
 
 
 def _short(key: bytes) -> bytes:
+    """Return a key that isn't too long for BLAKE2b."""
     if not key:
         raise ValueError("A keyed hash needs a secret key: without a key it proves nothing.")
     return hashlib.blake2b(key).digest() if len(key) > hashlib.blake2b.MAX_KEY_SIZE else key

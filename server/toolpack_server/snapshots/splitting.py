@@ -1,6 +1,6 @@
-"""Cutting of an object graph into pieces.
+"""Splitter of an object graph into pieces, for an environment that isn't stored in pieces yet.
 
-`pieces` has the rule and the terms.
+The module `pieces` explains the rule and the terms.
 """
 
 from collections import Counter
@@ -14,15 +14,20 @@ from toolpack_server.snapshots.lazy_graph import PLAIN, LazyGraph
 from toolpack_server.snapshots.pickling import explain
 from toolpack_server.snapshots.pieces import MAX_NAMES, Base, LazyTable, Vocabulary
 
-MIN_ITEMS = 16  # number of instances in a container of the trunk from which on each is a piece
-NESTED_FACTOR = 4  # a container within a piece needs so many times as many
+MIN_ITEMS = 16  # minimum number of instances in a container of the trunk, so that each is a piece
+NESTED_FACTOR = 4  # a container within a piece needs this many times as many instances
 
 
 def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Base:
-    """Cut an object graph into the groups of a base.
+    """Split an object graph into groups, and return them as a base.
+
+    Args:
+        value: The first object of the graph.
+        classes: The classes that the graph may contain.
+        min_items: Minimum number of instances in a container, so that each instance is a piece.
 
     Raises:
-        SnapshotError: Something in it can't be stored exactly.
+        SnapshotError: An object of the graph can't be stored exactly.
     """
     table = LazyTable.of(classes)
     survey = _Survey(value, table, min_items)
@@ -42,8 +47,8 @@ def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Bas
         raise
     except Exception as error:  # noqa: BLE001 - writing may fail in any way
         raise explain(value, table.operators, error) from None
-    # Written a second time as it is read: equal strings that are one object in the original may be two when read. From
-    # then on, a group that is read and not changed has the same bytes.
+    # Read the groups and write them a second time, because equal strings that are one object in the original may be two
+    # objects when read. After that, reading and writing a group without a change gives the same bytes.
     again = LazyGraph(table, Base(vocabulary, groups))
     again.load_all()
     again.commit(may_share=False)
@@ -51,49 +56,50 @@ def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Bas
 
 
 class _Survey:
-    """Search of a graph for the places where it is cut.
+    """Survey of a graph, which decides where the graph is cut.
 
     Attributes:
-        objects: Every object but plain values.
+        objects: All objects except plain values.
         containers: The containers of the trunk that can be stored in chunks.
         pieces: The instances that are pieces.
-        may_share: Several references lead to an object that isn't cut off.
+        may_share: Whether several references lead to a mutable object that is neither a piece nor such a container.
     """
 
     def __init__(self, value: Any, table: LazyTable, min_items: int) -> None:
         self._table = table
         self.objects, shared = _walk(value)
-        self._pieces = {
-            id(found): found for found in self.objects if id(found) in shared and self._table.can_be_lazy(found)
-        }
+        self._pieces = {id(obj): obj for obj in self.objects if id(obj) in shared and self._table.can_be_lazy(obj)}
         self.containers: list[Any] = []
         self._pieces.pop(id(value), None)
         trunk = self._cut_trunk(value, min_items)
-        for found in self.objects:
-            if id(found) not in trunk:
-                self._cut(found, NESTED_FACTOR * min_items)
+        for obj in self.objects:
+            if id(obj) not in trunk:
+                self._cut(obj, NESTED_FACTOR * min_items)
         self.pieces = [*self._pieces.values()]
         others = shared.difference(map(id, [value, *self.pieces, *self.containers]))
-        self.may_share = any(id(found) in others and not is_immutable(found) for found in self.objects)
+        self.may_share = any(id(obj) in others and not is_immutable(obj) for obj in self.objects)
 
     def _cut_trunk(self, value: Any, min_items: int) -> dict[int, Any]:
-        """Cut the containers that can be reached without passing a piece. Return all objects reached in this way."""
+        """Cut the containers that are reachable without passing a piece. Return the objects reachable in this way."""
         trunk: dict[int, Any] = {}
         pending = [value]
         while pending:
-            found = pending.pop()
-            if type(found) in PLAIN or id(found) in trunk or id(found) in self._pieces:
+            obj = pending.pop()
+            if type(obj) in PLAIN or id(obj) in trunk or id(obj) in self._pieces:
                 continue
-            trunk[id(found)] = found
-            others = self._cut(found, min_items)
+            trunk[id(obj)] = obj
+            others = self._cut(obj, min_items)
             if others is not None and PLAIN.issuperset(map(type, others)):
-                self.containers.append(found)
+                self.containers.append(obj)
             else:
-                pending += held_by(found)
+                pending += held_by(obj)
         return trunk
 
     def _cut(self, container: Any, min_items: int) -> list[Any] | None:
-        """Make the instances in a container pieces if they are many. Then return its other items, and its keys."""
+        """If a container has many instances, make these instances pieces, and return its other items and its keys.
+
+        Otherwise return None.
+        """
         if type(container) not in (dict, list) or len(container) < min_items:
             return None
         items: Collection[Any] = container if isinstance(container, list) else container.values()
@@ -106,17 +112,17 @@ class _Survey:
 
 
 def _walk(value: Any) -> tuple[list[Any], set[int]]:
-    """Return every object of a graph but plain values, and the ids of those to which several references lead."""
+    """Return all objects of a graph except plain values, and the ids of objects with several references to them."""
     seen: dict[int, Any] = {}
     shared: set[int] = set()
     pending = [value]
     while pending:
-        found = pending.pop()
-        if type(found) in PLAIN:
+        obj = pending.pop()
+        if type(obj) in PLAIN:
             continue
-        if id(found) in seen:
-            shared.add(id(found))
+        if id(obj) in seen:
+            shared.add(id(obj))
             continue
-        seen[id(found)] = found
-        pending += held_by(found)
+        seen[id(obj)] = obj
+        pending += held_by(obj)
     return [*seen.values()], shared
