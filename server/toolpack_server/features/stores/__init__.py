@@ -1,1 +1,1 @@
-"""Durable stores (SQLite, Postgres, Redis), and storage of large blobs outside them."""
+"""Durable stores in SQLite, Postgres and Redis, and a bucket for large blobs of any store."""

@@ -1,6 +1,6 @@
-"""Session columns that all durable stores share: recipes, and JSON that may be damaged.
+"""Helpers for columns of sessions, which all durable stores use: digests of recipes, and JSON that may be damaged.
 
-All forks of a session have the same recipe, so a store keeps it once, under its digest.
+A session and all its forks have the same recipe, so a store keeps the recipe once, under its digest.
 """
 
 import hashlib
@@ -17,21 +17,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
-RECIPE_CACHE_BYTES = 8 * 2**20  # recipes never change, and sessions that are listed together often share one
+RECIPE_CACHE_BYTES = 8 * 2**20  # size of a store's recipe cache; recipes never change, and sessions often share one
 
 DAMAGED = "A stored session can't be read: it was damaged. Close it."
 
 
 def digest(recipe: bytes) -> bytes:
-    """Return the key of a stored recipe."""
+    """Return the digest of a recipe, which is its key in a store."""
     return hashlib.blake2b(recipe, digest_size=16).digest()
 
 
 def decoder(decode: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function that decodes stored data, so that it raises `StateDamagedError` if the data is damaged."""
+    """Decorate a function that decodes stored data. It then raises `StateDamagedError` if the data is damaged."""
 
     @wraps(decode)
     def decoded(*args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function, and translate its errors."""
         try:
             return decode(*args, **kwargs)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -41,7 +42,7 @@ def decoder(decode: Callable[P, T]) -> Callable[P, T]:
 
 
 def load(text: bytes) -> Any:
-    """Parse stored JSON. Raise `StateDamagedError` if it is damaged."""
+    """Parse stored JSON, or raise `StateDamagedError`."""
     try:
         return orjson.loads(text)
     except ValueError as error:
@@ -49,7 +50,7 @@ def load(text: bytes) -> Any:
 
 
 def labels_match(labels: bytes, wanted: Mapping[str, str]) -> bool:
-    """Return whether a session has all the wanted labels. Damaged labels have none."""
+    """Return whether a session has all the wanted labels. If its stored labels are damaged, the session has none."""
     with suppress(StateDamagedError):
         return not wanted or _has(load(labels), wanted)
     return False
@@ -61,7 +62,7 @@ def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def undamaged(decode: Callable[[R], T], rows: Iterable[R]) -> Iterator[T]:
-    """Decode rows and skip damaged ones, so that a list has all other sessions."""
+    """Decode rows, and skip damaged rows, so that a list has all other sessions."""
     for row in rows:
         with suppress(StateDamagedError):
             yield decode(row)

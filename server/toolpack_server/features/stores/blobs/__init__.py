@@ -1,1 +1,1 @@
-"""Storage of large blobs outside the store, in a folder or an object store."""
+"""Storage of large blobs outside the store, in a folder or a bucket of an object store."""

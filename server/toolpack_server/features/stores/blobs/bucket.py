@@ -1,10 +1,11 @@
-"""Objects in a folder or an object store, through obstore. Each blob is one object.
+"""Bucket of a store's objects: a folder, or a bucket of an object store. Each blob outside the store is one object.
 
-An object is written once, under a unique name. The object store acknowledges it before anything refers to it. Requests
-run in parallel. Each has a timeout, after which it raises `OverloadedError`.
+An object is written once, under a unique name, before the store refers to it. Requests run in parallel, through the
+library obstore. A request that takes too long raises `OverloadedError`.
 
-A folder may be unmounted while the server runs. Then writes succeed in the wrong place, and all objects seem to be
-missing. So an object counts as written or as missing only if the store's marker object is there.
+A folder may be unmounted while the server runs. Writes would then succeed in the wrong place, and all objects would
+seem to be missing. So the store has a *marker* object in the bucket. Only if the marker is there, an object counts as
+written or as missing.
 """
 
 import datetime as dt
@@ -32,9 +33,9 @@ T = TypeVar("T")
 SCHEMES = "file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
 ANSWER_SECONDS = 5  # timeout of one request
 GIVE_UP_SECONDS = 5  # timeout of all attempts
-MAX_REQUESTS = 8  # in parallel
-PAGE_SIZE = 1000  # objects of a list
-MARKER = "swept"  # the object that marks the location of a store's blobs; its date is that of the last sweep
+MAX_REQUESTS = 8  # maximum number of parallel requests
+PAGE_SIZE = 1000  # number of objects in a page of a list
+MARKER = "swept"  # name of the marker; its write time is the time of the last sweep
 NOT_FOUND = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 MISPLACED = "This store's blobs aren't where TOOLPACK_BLOBS_URL says"
 RETRY = "send the request again, with the same call_id."
@@ -44,8 +45,8 @@ class Bucket:
     """The objects of one store in a folder or a bucket.
 
     Args:
-        url: URL of the folder or the bucket. Other stores may use it, too.
-        name: Name of the store. All of its objects are in a folder of that name.
+        url: URL of the folder or the bucket. Several stores may use the same URL.
+        name: Name of the store. All its objects are in a folder of this name.
 
     Raises:
         SettingsError: The URL is wrong or can't be used.
@@ -54,7 +55,8 @@ class Bucket:
     def __init__(self, url: str, name: str) -> None:
         self._name = name
         self._folder: Path | None = None
-        self._is_misplaced = self._is_away = False  # after the last request
+        self._is_misplaced = False  # whether the marker was missing at the last request
+        self._is_away = False  # whether the last request failed
         scheme, _, rest = url.partition("://")
         try:
             if scheme == "file" and rest.startswith("/"):
@@ -66,7 +68,7 @@ class Bucket:
                 slower = dt.timedelta(seconds=1)
                 self._store = from_url(
                     url,
-                    # This allows http:// only for an endpoint that an environment variable sets.
+                    # `allow_http` matters only if an environment variable sets an http:// endpoint.
                     client_options={"timeout": f"{ANSWER_SECONDS}s", "connect_timeout": "2s", "allow_http": True},
                     retry_config={
                         "max_retries": 10,
@@ -83,15 +85,16 @@ class Bucket:
         self._threads = ThreadPoolExecutor(MAX_REQUESTS, "blobs")
 
     def check(self, *, new: bool) -> None:
-        """Check that objects can be written. Check that the store's marker is here, or write it for a new store.
+        """Check that objects can be written, and that the marker is there. For a new store, write the marker.
+
+        If an old store's objects can't be written now, that is only logged. Calls that need no object still work.
 
         Args:
             new: Whether the store has no objects yet.
 
         Raises:
             SettingsError: The marker is missing, so the store's blobs are elsewhere. Or the store is new, and its
-                objects can't be written. If an old store's can't be written now, that is only logged, because calls
-                that need no object still work.
+                objects can't be written.
         """
         name, marker = f"{self._name}/check", f"{self._name}/{MARKER}"
         try:
@@ -111,19 +114,22 @@ class Bucket:
             raise SettingsError(f"Blobs can't be kept where TOOLPACK_BLOBS_URL says: {_first_line(error)}.") from None
 
     def ping(self) -> None:
-        """Raise `OverloadedError` if the store's blobs aren't here.
+        """Raise `OverloadedError` if the marker is missing, so that the store's blobs are elsewhere.
 
-        A folder is checked each time. An object store is checked only if its marker was missing before; one that can't
-        be reached isn't an error here, because calls that need no object still work.
+        A folder is checked each time. An object store is checked only if the marker was missing before. So an object
+        store that can't be reached is no error here, because calls that need no object still work.
         """
         if self._folder is not None or self._is_misplaced:
             self._do(self._require_marker)
 
     def put(self, bodies: Mapping[str, bytes]) -> None:
-        """Write objects. When this returns, all of them are stored.
+        """Write objects. When this method returns, all are stored.
+
+        Args:
+            bodies: The bytes of the objects, by name.
 
         Raises:
-            OverloadedError: They can't be written now.
+            OverloadedError: The objects can't be written now.
         """
 
         def put(name: str) -> None:
@@ -149,7 +155,7 @@ class Bucket:
             sizes: The expected sizes in bytes, by name.
 
         Raises:
-            OverloadedError: They can't be read now.
+            OverloadedError: The objects can't be read now.
         """
 
         def get(name: str) -> bytes | None:
@@ -175,7 +181,7 @@ class Bucket:
         """Delete objects, in as few requests as the object store allows. Ignore objects that don't exist.
 
         Raises:
-            OverloadedError: They can't be deleted now.
+            OverloadedError: The objects can't be deleted now.
         """
 
         def delete_all() -> None:
@@ -193,10 +199,10 @@ class Bucket:
         self._do(delete_all)
 
     def pages(self) -> Iterator[Sequence[tuple[str, float]]]:
-        """Yield pages of all objects: the name and the write time, in seconds since the epoch.
+        """Yield all objects in pages: for each its name, and its write time in seconds since the epoch.
 
         Raises:
-            OverloadedError: They can't be listed now.
+            OverloadedError: The objects can't be listed now.
         """
         begin = len(self._name) + 1
         try:
@@ -205,16 +211,16 @@ class Bucket:
                 return
             for page in obstore.list(self._store, self._name, chunk_size=PAGE_SIZE):
                 listed = [(entry["path"][begin:], entry["last_modified"].timestamp()) for entry in page]
-                yield [pair for pair in listed if "." in pair[0]]  # the marker and the check have no dot
+                yield [pair for pair in listed if "." in pair[0]]  # without the marker and the object of `check`
         except (BaseError, OSError) as error:
             raise self._unreachable(error) from error
 
     def swept_at(self) -> float:
-        """Return the time of the last sweep by any server, by the clock that dates the objects."""
+        """Return the time of the last sweep by any server. The time is from the clock that dates the objects."""
         return self._do(self._require_marker)
 
     def note_sweep(self) -> float:
-        """Write the marker again. Return its time, which is now, by the clock that dates the objects."""
+        """Write the marker again, and return its write time: the current time of the clock that dates the objects."""
 
         def note() -> float:
             if self._folder is None:
@@ -228,9 +234,11 @@ class Bucket:
         return self._do(note)
 
     def close(self) -> None:
+        """Stop the threads."""
         self._threads.shutdown()
 
     def _each(self, do: Callable[[str], T], names: Sequence[str]) -> list[T]:
+        """Call a function for each name in parallel, and return the results in order."""
         return [do(names[0])] if len(names) == 1 else [*self._threads.map(do, names)]
 
     def _do(self, work: Callable[[], T]) -> T:
@@ -268,19 +276,20 @@ class Bucket:
         return written
 
     def _may_exist(self, path: str) -> bool:
-        """Return whether obstore may open an object. In a folder, anything but a regular file might block forever."""
+        """Return whether obstore may open an object. In a folder, only a regular file: a pipe could block forever."""
         return self._folder is None or _written_at(self._folder / path) is not None
 
     def _unreachable(self, error: Exception) -> OverloadedError:
+        """Return the error for clients, and log the first of several failures."""
         if not self._is_away:
             self._is_away = True
             log.warning("The blobs' object store can't be used now: %s", _first_line(error))
-        # The cause contains names of hosts and buckets, which clients mustn't see.
+        # Without the cause, because it has names of hosts and buckets, which clients mustn't see.
         return OverloadedError(f"The blobs' object store can't be used now: {RETRY}")
 
 
 def _files(folder: Path) -> Iterator[list[tuple[str, float]]]:
-    """Yield pages of the files in the subfolders of a folder: the name and the write time."""
+    """Yield the files in the subfolders of a folder, in pages: for each its name and its write time."""
     for subfolder in [*folder.iterdir()] if folder.is_dir() else []:
         if subfolder.is_dir():
             with os.scandir(subfolder) as entries:
@@ -291,7 +300,7 @@ def _files(folder: Path) -> Iterator[list[tuple[str, float]]]:
 
 
 def _written_at(path: Path | os.DirEntry[str]) -> float | None:
-    """Return the write time of a regular file, or None if the path is missing or something else."""
+    """Return the write time of a regular file, or None if there is no regular file at the path."""
     try:
         status = path.stat()
     except OSError as error:
@@ -302,4 +311,5 @@ def _written_at(path: Path | os.DirEntry[str]) -> float | None:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message. Obstore's further lines are details of its code."""
     return str(error).partition("\n")[0].rstrip(".")

@@ -1,6 +1,7 @@
-"""Command `toolpack-server blobs`: compares the objects outside a store with the stubs in it.
+"""Command `toolpack-server blobs`, which compares the objects outside a store with the stubs in the store.
 
-It changes nothing. A server may be using the store: an object that has no stub yet may get one later.
+The command changes nothing. A server may use the store at the same time, so an object without a stub may get a stub
+later.
 """
 
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from toolpack_server.base.terminal import echo
 from toolpack_server.cli.local import opened_store
 from toolpack_server.stores.base import SessionQuery
 
-PAGE_SIZE = 200  # sessions
-MAX_SHOWN = 10
+PAGE_SIZE = 200  # number of sessions that are listed at a time
+MAX_SHOWN = 10  # maximum number of missing objects to print
 
 
 @click.command()
@@ -40,18 +41,19 @@ def blobs(*, check: bool, store: str | None, data_dir: Path | None) -> None:
 
 
 def count_objects(store: Any) -> tuple[int, list[str], int]:
-    """Return the number of objects that the store names, the missing ones of them, and the number of unnamed ones."""
+    """Return the number of objects that have stubs, the names of the missing objects, and the number without stubs."""
     ids = {blob for parts in _all_parts(store) for blob in parts.values()}
     before = store.named(ids)
     listed = store.listed()
     unnamed = store.unnamed(listed)
     gone = before - {*listed}
-    missing = sorted(gone - {*store.unnamed([*gone])})  # an object that was deleted meanwhile isn't missing
+    # Look again for the stubs: an object that was deleted together with its stub meanwhile isn't missing.
+    missing = sorted(gone - {*store.unnamed([*gone])})
     return len(listed) - len(unnamed) + len(missing), missing, len(unnamed)
 
 
 def _all_parts(store: Any) -> Iterator[dict[str, str]]:
-    """Yield the parts of all versions of all sessions, including those that are kept for their forks."""
+    """Yield the parts of all versions of all sessions, including sessions that are kept for their forks."""
     after, kept = "", set[str]()
     while page := store.list(SessionQuery(None, {}, after, PAGE_SIZE)):
         for session, version in page:
@@ -67,6 +69,7 @@ def _all_parts(store: Any) -> Iterator[dict[str, str]]:
 
 
 def _parts(store: Any, session_id: str, version: int) -> Iterator[dict[str, str]]:
+    """Yield the parts of a session's stored versions, up to `version`."""
     try:
         yield store.parts_at(session_id, 0)
         while version > 0:

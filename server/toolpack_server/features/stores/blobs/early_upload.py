@@ -1,6 +1,6 @@
-"""Upload of large blobs before the commit, in the thread of the call that created them.
+"""Hook that uploads large blobs before their commit, in the thread of the call that created them.
 
-A commit contains many calls, so it shouldn't wait for the object store.
+One transaction commits many calls, so it shouldn't wait for the object store.
 """
 
 from toolpack_server.engine.state import Effect
@@ -10,12 +10,14 @@ from toolpack_server.stores.base import StoredSession
 
 
 class UploadBeforeCommit(OperationHook):
+    """Hook for all sessions, if the store keeps large blobs outside."""
+
     def __init__(self, context: SessionContext) -> None:
-        self._write = getattr(context.store, "upload_before_commit", None)
+        self._upload = getattr(context.store, "upload_before_commit", None)
 
     def concerns(self, session: StoredSession) -> bool:  # noqa: ARG002 - all sessions or none
-        return self._write is not None
+        return self._upload is not None
 
     def after(self, operation: SessionOperation, state: object, change: Effect) -> None:  # noqa: ARG002
-        if change.new_blobs and self._write is not None:
-            self._write(change.new_blobs)
+        if change.new_blobs and self._upload is not None:
+            self._upload(change.new_blobs)

@@ -11,14 +11,14 @@ from toolpack_server.wiring.feature import Feature
 
 
 def outside(store: SessionStore, settings: Settings) -> SessionStore:
-    """Return the store with its large blobs kept at `TOOLPACK_BLOBS_URL`, or the unchanged store if that isn't set.
+    """Return a store that keeps large blobs at `TOOLPACK_BLOBS_URL`, or the unchanged store without this setting.
 
     Raises:
-        SettingsError: The URL can't be used, or it isn't set although the store has blobs outside it.
+        SettingsError: The URL can't be used. Or the URL isn't set, but the store already has blobs outside.
     """
     own = settings.of(BlobsSettings)
     if own.url:
-        from toolpack_server.features.stores.blobs.store import opened  # noqa: PLC0415 - needs a library that may not be there
+        from toolpack_server.features.stores.blobs.store import opened  # noqa: PLC0415 - needs an optional library
 
         wrapped: Any = opened(store, own.url)
         return wrapped  # type: ignore[no-any-return]

@@ -1,10 +1,14 @@
-"""Wrapper of a store that keeps large blobs as objects outside it.
+"""Wrapper of a store, which keeps large blobs as objects in a bucket.
 
-The store decides which blobs exist. For a large blob it has a stub with the name of an object that was written before.
-Each object has a unique name, even if two have the same content. So an object whose stub was deleted can be deleted,
-even if the same blob is written again meanwhile. The name ends with a checksum: a body that doesn't match isn't cached,
-so it is read again next time. After a crash between an upload and its commit, an object has no stub. A sweep deletes
-such unnamed objects when they are old.
+The inner store decides which blobs exist. For a large blob it has a stub with the name of an object. The object is
+written before its stub.
+
+Each object has a unique name, even if two objects have the same content. So the object of a deleted stub can be
+deleted, even if the same blob is written again meanwhile. The name ends with a checksum. A body that doesn't match the
+checksum isn't cached, so it is read again next time.
+
+After a crash between an upload and its commit, an object has no stub. A *sweep* deletes such unnamed objects when they
+are old.
 """
 
 import contextlib
@@ -26,29 +30,34 @@ from toolpack_server.features.stores.blobs.bucket import Bucket
 from toolpack_server.stores.base import NO_HISTORY, Commit, History, SessionStore, StoredSession
 from toolpack_server.stores.blob_stubs import MARK, name_of, size_of, stub
 
-MIN_BYTES = 32 * 1024  # of a blob outside the store; for a smaller one, an object costs more than a row
-CACHE_BYTES = 64 * 2**20  # of blobs, which never change; in addition to the cache of sessions
-MAX_UPLOADED = 4096  # stubs of uploaded blobs whose commits haven't come yet
-DELETION_BATCH_SIZE = 256  # objects
-SWEEP_SECONDS = 6 * 3600.0  # interval of sweeps, of all servers together
-SWEEP_CHECK_SECONDS = 600.0  # interval of checks whether a sweep is due
-UNNAMED_SECONDS = 24 * 3600.0  # minimum age of an unnamed object that a sweep deletes; its commit may still come
-LOOKUP_BATCH_SIZE = 50  # blobs
-_PLAIN = re.compile(r"[A-Za-z0-9_-]{2,100}")  # ids that may be part of an object's name; the server's ids are
+MIN_BYTES = 32 * 1024  # minimum size of a blob outside the store; for a smaller blob, an object costs more than a row
+CACHE_BYTES = 64 * 2**20  # size of the cache of blobs, in addition to the cache of sessions
+MAX_UPLOADED = 4096  # maximum number of stubs of uploaded blobs that wait for their commit
+DELETION_BATCH_SIZE = 256  # number of objects that one request deletes
+SWEEP_SECONDS = 6 * 3600.0  # interval between sweeps by any server
+SWEEP_CHECK_SECONDS = 600.0  # interval at which a server checks whether a sweep is due
+UNNAMED_SECONDS = 24 * 3600.0  # a sweep deletes an unnamed object of this age; a younger object may get its stub yet
+LOOKUP_BATCH_SIZE = 50  # number of blobs that are looked up at a time
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{2,100}")  # blob ids that may be part of an object's name; all ids of the server
 
 
 def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "OutsideBlobs":
-    """Return a store that keeps large blobs at a URL.
+    """Wrap a store, so that it keeps large blobs at a URL.
+
+    Args:
+        inner: The store.
+        url: URL of the folder or the bucket.
+        min_bytes: Minimum size of a large blob.
 
     Raises:
-        SettingsError: The store doesn't support it, or the URL can't be used.
+        SettingsError: The store doesn't support stubs, or the URL can't be used.
     """
     if not hasattr(inner, "outside_name"):
         raise SettingsError("This store can't keep blobs outside it: unset TOOLPACK_BLOBS_URL, or use another store.")
     name = inner.outside_name("")
     if not name:
         new = secrets.token_hex(8)
-        Bucket(url, new).check(new=True)  # first: once the store has the name, the marker must exist
+        Bucket(url, new).check(new=True)  # before the store has the name, because the marker must then exist
         name = inner.outside_name(new)
     objects = Bucket(url, name)
     objects.check(new=False)
@@ -56,7 +65,7 @@ def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "Outsid
 
 
 class OutsideBlobs:
-    """A store that keeps large blobs as objects in a bucket. Methods that aren't defined here are the inner store's.
+    """Store that keeps large blobs as objects in a bucket. All other methods are those of the inner store.
 
     Args:
         inner: The inner store.
@@ -68,12 +77,12 @@ class OutsideBlobs:
         self._inner = inner
         self._objects = objects
         self._min_bytes = min_bytes
-        self._cache = BoundedCache[str, bytes](CACHE_BYTES, len)  # by blob id
-        self._uploaded = BoundedCache[str, bytes](MAX_UPLOADED)  # stubs, by blob id
+        self._cache = BoundedCache[str, bytes](CACHE_BYTES, len)  # blobs, by blob id
+        self._uploaded = BoundedCache[str, bytes](MAX_UPLOADED)  # stubs of uploaded blobs, by blob id
         self._dropped: deque[str] = deque()  # names of objects to delete
         self._background = ThreadPoolExecutor(1, "blobs")
         self._cleanup: Future[None] | None = None
-        self._next_check = time.monotonic()  # whether a sweep is due
+        self._next_check = time.monotonic()  # time of the next check whether a sweep is due
         self._closed = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -86,6 +95,7 @@ class OutsideBlobs:
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
+        """Upload the large blobs, then create the sessions with stubs in their place."""
         large = self._large(blobs)
         stubs = self._stubs(large)
         try:
@@ -93,11 +103,12 @@ class OutsideBlobs:
         except MissingBlobError:
             if len(stubs) == len(large):
                 raise
-            # A blob that was stored when `_stubs` looked was deleted meanwhile.
+            # A blob that the store had when `_stubs` looked was deleted meanwhile, so upload all.
             stubs = self._upload(large)
             self._inner.create(sessions, parts, {**_without(blobs, large), **stubs}, history)
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
+        """Upload the large blobs that weren't uploaded before, then apply the commits with stubs."""
         large: dict[str, bytes] = {}
         for commit in commits:
             if commit.blobs:
@@ -107,15 +118,18 @@ class OutsideBlobs:
             return answers
         stubs = self._stubs(large)
         answers = self._inner.commit(_with_stubs(commits, large, stubs))
-        if len(stubs) < len(large) and not all(answers):  # as in `create`; commits that are stored are confirmed again
+        if len(stubs) < len(large) and not all(answers):  # as in `create`; for a stored commit, the answer stays True
             answers = self._inner.commit(_with_stubs(commits, large, self._upload(large)))
         return answers
 
     def upload_before_commit(self, blobs: Mapping[str, bytes]) -> None:
-        """Upload the large ones of blobs that will soon be committed, so that the commit needn't wait for it.
+        """Upload the large blobs of a change that will soon be committed, so that the commit needn't wait.
+
+        Args:
+            blobs: All blobs of the change.
 
         Raises:
-            OverloadedError: They can't be written now.
+            OverloadedError: The objects can't be written now.
         """
         large = self._large(blobs)
         new = _without(large, [blob for blob in large if self._uploaded.get(blob) is not None])
@@ -123,13 +137,14 @@ class OutsideBlobs:
             self._uploaded.put(blob, stub_)
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return blobs by id, with the bytes of their objects in place of stubs."""
         bodies: dict[str, bytes] = self._inner.blobs(ids)
         stubs = {blob: body for blob, body in bodies.items() if name_of(body) is not None}
         if not stubs:
             return bodies
         missing = self._fill(bodies, stubs)
         if missing:
-            # The blobs may have been deleted after the store was read, and even stored again under other names.
+            # The blobs may have been deleted after the store was read, and may be stored again under other names.
             again = self._inner.blobs(missing)
             moved = {blob: body for blob, body in again.items() if name_of(body) not in {None, name_of(stubs[blob])}}
             missing = [*{*missing} - {*moved}, *self._fill(bodies, moved)]
@@ -139,6 +154,7 @@ class OutsideBlobs:
         return bodies
 
     def clean_up(self) -> None:
+        """Clean up the inner store, and start to delete objects in the background."""
         self._inner.clean_up()
         if self._cleanup is None or self._cleanup.done():
             with contextlib.suppress(RuntimeError):  # the store is closed
@@ -149,6 +165,7 @@ class OutsideBlobs:
         self._objects.ping()
 
     def close(self) -> None:
+        """Stop the background work, then close the bucket and the inner store."""
         self._closed.set()
         self._background.shutdown()
         self._objects.close()
@@ -157,7 +174,8 @@ class OutsideBlobs:
     # Objects
 
     def _large(self, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
-        # A small blob that begins like a stub is kept outside, too: in the store it would be read as a stub.
+        """Return the blobs to keep outside the store."""
+        # A small blob that begins like a stub belongs outside, too, because in the store it would be read as a stub.
         return {
             blob: body
             for blob, body in blobs.items()
@@ -165,13 +183,16 @@ class OutsideBlobs:
         }
 
     def _stubs(self, large: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return stubs of those blobs that the store doesn't have, and upload them if needed. A stub is used once."""
+        """Return stubs for the blobs that the store doesn't have. Upload a blob unless it was uploaded before.
+
+        A stub is used only once.
+        """
         stubs = {blob: uploaded for blob in large if (uploaded := self._uploaded.pop(blob)) is not None}
         rest = _without(large, stubs)
         return stubs | self._upload(_without(rest, _named(self._inner, rest)))
 
     def _upload(self, large: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Write objects for blobs. Return their stubs."""
+        """Write an object for each blob. Return their stubs, by blob id."""
         if not large:
             return {}
         names = {blob: f"{blob[:2]}/{blob}.{secrets.token_hex(8)}{_checksum(body)}" for blob, body in large.items()}
@@ -196,12 +217,12 @@ class OutsideBlobs:
     # Deletion
 
     def _delete_objects(self) -> None:
-        """Delete objects whose stubs were deleted, and sweep if that is due."""
+        """Delete the objects of deleted stubs, and sweep if that is due."""
         try:
             self._delete_dropped()
             if time.monotonic() >= self._next_check:
                 self._next_check = time.monotonic() + SWEEP_CHECK_SECONDS
-                if abs(time.time() - self._objects.swept_at()) > SWEEP_SECONDS:  # also if this machine's clock is wrong
+                if abs(time.time() - self._objects.swept_at()) > SWEEP_SECONDS:  # `abs`, because a clock may be wrong
                     self._next_check = time.monotonic() + SWEEP_SECONDS
                     self.sweep()
         except OverloadedError:  # the next call tries again
@@ -210,6 +231,7 @@ class OutsideBlobs:
             log.exception("Blobs could not be deleted")
 
     def _delete_dropped(self) -> None:
+        """Delete the objects of the stubs that the inner store has deleted."""
         while not self._closed.is_set():
             if len(self._dropped) < DELETION_BATCH_SIZE:
                 taken = map(name_of, self._inner.take_dropped(DELETION_BATCH_SIZE))
@@ -222,10 +244,10 @@ class OutsideBlobs:
                 self._dropped.popleft()
 
     def sweep(self, age: float = UNNAMED_SECONDS) -> int:
-        """Delete unnamed objects that are older than `age` seconds. Return their number.
+        """Delete the objects without stubs that are older than `age` seconds. Return their number.
 
-        Several servers may sweep at the same time. Ages are measured by the clock that dates the objects, not by the
-        servers' clocks.
+        Several servers may sweep at the same time. Ages are measured with the clock that dates the objects, not with
+        the servers' clocks.
         """
         deleted, now = 0, self._objects.note_sweep()
         for page in self._objects.pages():
@@ -239,21 +261,21 @@ class OutsideBlobs:
         return deleted
 
     def unnamed(self, names: Sequence[str]) -> list[str]:
-        """Return those of the objects that no stub names."""
+        """Return the names of objects that no stub has."""
         named = self.named({name.partition("/")[2].partition(".")[0] for name in names})
         return [name for name in names if name not in named]
 
     def listed(self) -> list[str]:
-        """Return the names of all objects."""
+        """Return the names of all objects in the bucket."""
         return [name for page in self._objects.pages() for name, _ in page]
 
     def named(self, ids: Collection[str]) -> set[str]:
-        """Return the names of the objects that the store's stubs of these blobs have."""
+        """Return the object names in the stubs of these blobs."""
         return {name for name in _named(self._inner, ids).values() if name is not None}
 
 
 def _named(store: Any, ids: Collection[str]) -> dict[str, str | None]:
-    """Return the object's name, or None if it has no object, for each of these blobs that the store has."""
+    """Return the object name of each blob that the store has, or None for a blob without an object."""
     named: dict[str, str | None] = {}
     left = deque(ids)
     while left:
@@ -273,10 +295,12 @@ def _checksum(body: bytes) -> str:
 
 
 def _without(blobs: Mapping[str, Any], others: Collection[str]) -> dict[str, Any]:
+    """Return the blobs except those with an id in `others`."""
     return {blob: body for blob, body in blobs.items() if blob not in others}
 
 
 def _with_stubs(commits: Sequence[Commit], large: Collection[str], stubs: Mapping[str, bytes]) -> list[Commit]:
+    """Return the commits with stubs in place of large blobs. A large blob without a stub is omitted: it is stored."""
     return [
         commit._replace(
             blobs={

@@ -1,7 +1,7 @@
 """Batches of commits to the Postgres store.
 
-A batch is mostly one statement, so it takes one round trip and one write of Postgres' log. The statement that writes a
-commit also checks it, by the rule of `history.follows`.
+A batch is usually one statement, so it takes one round trip and one write to Postgres' log. The statement that writes a
+commit also checks the commit, by the rule of `history.follows`.
 """
 
 from collections import Counter
@@ -18,6 +18,7 @@ def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[b
     """Apply commits in order. Return for each whether it is stored."""
     if not commits:
         return []
+    # One statement is enough if the commits are of different sessions and bring all their blobs.
     if len({commit.session_id for commit in commits}) == len(commits) and all(
         commit.blobs.keys() >= {*commit.parts.values()} for commit in commits
     ):
@@ -33,18 +34,18 @@ def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[b
 
 
 def _one_by_one(connection: PostgresConnection, commits: Sequence[Commit]) -> set[int]:
-    """Apply commits that may need blobs or records of each other, or stored blobs. Return the places of the stored."""
-    referred = sorted({blob for commit in commits for blob in commit.parts.values()})
+    """Apply commits that may depend on each other or on stored blobs. Return the indices of the stored commits."""
+    blob_ids = sorted({blob for commit in commits for blob in commit.parts.values()})
     sessions = sorted({commit.session_id for commit in commits})
-    _, rows = connection.run([(sql.LOCK_HEADS, (sessions,)), (sql.SIZES, (referred,))])
+    _, rows = connection.run([(sql.LOCK_HEADS, (sessions,)), (sql.SIZES, (blob_ids,))])
     sizes: dict[str, int] = {blob.decode(): size for blob, size in rows}
     stored = set()
     for index, commit in enumerate(commits):
         has_all = all(blob in commit.blobs or blob in sizes for blob in commit.parts.values())
-        moved = has_all and connection.run([_statement([commit], sizes)])[0]
-        if moved or connection.run([_same([commit])])[0]:
+        is_new = has_all and connection.run([_statement([commit], sizes)])[0]
+        if is_new or connection.run([_same([commit])])[0]:
             stored.add(index)
-        if moved:
+        if is_new:
             references = Counter(blob for blob in commit.parts.values() if blob not in commit.blobs)
             connection.run([(sql.ADD_REFERENCES, ([*references], [*references.values()]))])
             for blob in commit.parts.values():
@@ -77,7 +78,7 @@ def _statement(commits: Sequence[Commit], sizes: Mapping[str, int]) -> Statement
 
 
 def _same(commits: Sequence[Commit]) -> Statement:
-    """Return the statement that finds the commits whose records are already stored."""
+    """Return the statement that finds the commits with records that are stored already."""
     records = [commit.record for commit in commits]
     rows = [(record.index, record.version, record.call_id, record.id, record.body) for record in records]
     columns = map(list, zip(*rows, strict=True))

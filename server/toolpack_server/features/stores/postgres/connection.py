@@ -1,14 +1,14 @@
-"""Connections of the Postgres store, with its requirements for the server and its retries.
+"""Connections of the Postgres store, which check the server, migrate its tables, and retry requests.
 
-Statements that are sent together are one transaction, take one round trip, and are idempotent. So they are retried for
-some seconds if the answer was lost. After that they raise `OverloadedError`.
+Statements that are sent together are one transaction, take one round trip, and are idempotent. So they are sent again
+for some seconds if the answer was lost. After that, `OverloadedError` is raised.
 
-This module uses libpq, which psycopg contains, instead of psycopg's cursors: a cursor takes three times the CPU time
-for a statement, and waits for an answer without a timeout. It doesn't use psycopg's pool, which reconnects with growing
-delays while a standby takes over. `hosts.py` connects.
+This module uses libpq, which psycopg contains, but not psycopg's cursors. A cursor takes three times the CPU time for a
+statement, and waits for an answer without a timeout. Psycopg's pool isn't used, either, because it reconnects with
+growing delays while a standby takes over. `hosts.py` opens the connections.
 
-A Postgres with a synchronous standby acknowledges a commit when the standby has it. If that wait is canceled, Postgres
-acknowledges the commit anyway, with a warning. So an answer with a warning counts as lost.
+A Postgres with a synchronous standby acknowledges a commit when the standby has the commit. If that wait is canceled,
+Postgres acknowledges the commit anyway, with a warning. So an answer with a warning counts as lost.
 """
 
 import select
@@ -35,11 +35,11 @@ Statement = tuple[str, Sequence[Any]]
 Rows = list[tuple[Any, ...]]
 
 MIN_VERSION = 130000
-MAX_CONNECTIONS = 8  # of a process; a Postgres accepts 100 in total, by default
+MAX_CONNECTIONS = 8  # maximum number of connections of a process; by default a Postgres accepts 100 in total
 ANSWER_SECONDS = 5.0  # timeout of the next bytes of an answer
-GIVE_UP_SECONDS = 5.0  # timeout of all attempts, not counting the wait for the last answer
-MAX_DELAY_SECONDS = 0.25
-# All joins use an index, also for tables without statistics.
+GIVE_UP_SECONDS = 5.0  # after this time no further attempt is made
+MAX_DELAY_SECONDS = 0.25  # maximum delay between two attempts
+# Settings of a connection. With these, all joins use an index, even for tables without statistics.
 _SET = {
     "standard_conforming_strings": "on",
     "default_transaction_isolation": "read committed",
@@ -57,15 +57,15 @@ SET_UP = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for nam
 UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
 BUSY = "All connections to the store are in use: send the request again, with the same call_id."
 REFUSED = "The store refuses to change anything now ({}); nothing was changed."
-# SQLSTATEs after which a retry may succeed: the connection or the primary was lost, the transaction met a conflicting
-# one or waited too long for a lock, or it was canceled.
+# SQLSTATEs after which a retry may succeed. The connection or the primary was lost, or the transaction was canceled,
+# conflicted with another transaction, or waited too long for a lock.
 TEMPORARY = ("08", "40", "57", "25006", "55P03", "25P03")
-LIMITED = ("53", "54000", "58")  # no disk space, no memory, no free connection, or a disk error
-DAMAGED = ("XX001", "XX002")
+LIMITED = ("53", "54000", "58")  # SQLSTATEs for no disk space, no memory, no free connection, or a disk error
+DAMAGED = ("XX001", "XX002")  # SQLSTATEs for damaged tables or indices
 
 
 class PostgresConnection:
-    """One connection, for one thread at a time."""
+    """One connection. Only one thread may use it at a time."""
 
     def __init__(self, hosts: Hosts) -> None:
         self._libpq: Any = hosts.connect()
@@ -75,7 +75,7 @@ class PostgresConnection:
         self._libpq.enter_pipeline_mode()
         self._poll = select.poll()
         self._prepared: dict[str, bytes] = {}  # names of prepared statements, by their text
-        self._number = 0  # of the last prepared statement
+        self._number = 0  # number of the last prepared statement
         self.server_version = self._libpq.server_version
         try:
             self.run([(SET_UP, ())])
@@ -84,44 +84,55 @@ class PostgresConnection:
             raise
 
     def _on_notice(self, result: Any) -> None:
+        """Remember a warning of the server."""
         self._warning = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"a warning").decode()
 
     def run(self, statements: Sequence[Statement]) -> list[Rows]:
-        """Send statements together and return the rows of each. Outside a transaction they are one transaction."""
+        """Send statements together, and return the rows of each. Outside a transaction they are one transaction.
+
+        Raises:
+            LostError: The answer was lost, or a retry may succeed.
+            OverloadedError: The server lacks space, memory or connections.
+            StateDamagedError: The tables are damaged.
+        """
         self._warning = ""
         try:
-            places, preparations = self._send(statements)
+            indices, preparations = self._send(statements)
             answers = self._answers()
         except Error as error:
             raise LostError(str(error)) from error
         for answer in answers:
             if answer.status == pq.ExecStatus.FATAL_ERROR:
-                for index, text in preparations:  # after the error nothing was prepared
+                for index, text in preparations:  # forget the statements that weren't prepared because of the error
                     if answers[index].status != pq.ExecStatus.COMMAND_OK:
                         del self._prepared[text]
                 _raise_error(answer)
         if self._warning:
             raise LostError(self._warning)
-        return [_rows(answers[index]) for index in places]
+        return [_rows(answers[index]) for index in indices]
 
     def _send(self, statements: Sequence[Statement]) -> tuple[list[int], list[tuple[int, str]]]:
-        """Send statements. Return the places of their answers, and the places and texts of their preparations."""
-        places, preparations, sent = [], [], 0
+        """Send statements, after preparing new texts.
+
+        Returns:
+            The index of each statement's answer, and the index and the text of each preparation.
+        """
+        indices, preparations, count = [], [], 0
         for text, parameters in statements:
             name = self._prepared.get(text)
             if name is None:
                 self._number += 1
                 name = self._prepared[text] = b"s%d" % self._number
                 self._libpq.send_prepare(name, text.encode())
-                preparations.append((sent, text))
-                sent += 1
+                preparations.append((count, text))
+                count += 1
             # psycopg 3.2.0 accepts only lists.
             values, formats = map(list, zip(*map(encode, parameters), strict=True)) if parameters else ([], [])
             self._libpq.send_query_prepared(name, values, formats, result_format=1)
-            places.append(sent)
-            sent += 1
+            indices.append(count)
+            count += 1
         self._libpq.pipeline_sync()
-        return places, preparations
+        return indices, preparations
 
     def _answers(self) -> list[Any]:
         """Read the answers to all sent statements."""
@@ -142,14 +153,16 @@ class PostgresConnection:
 
     @property
     def status(self) -> Any:
-        """The transaction status. `IDLE`: no transaction, all answers were read. `ACTIVE`: there are unread answers."""
+        """The transaction status. `IDLE` means no transaction and no unread answer. `ACTIVE` means unread answers."""
         return self._libpq.transaction_status
 
     def close(self) -> None:
+        """Close the connection."""
         self._libpq.finish()
 
 
 def _rows(answer: Any) -> Rows:
+    """Decode the rows of an answer."""
     kinds = [DECODE[answer.ftype(column)] for column in range(answer.nfields)]
     columns = range(answer.nfields)
     return [decode_row(kinds, [answer.get_value(row, column) for column in columns]) for row in range(answer.ntuples)]
@@ -193,20 +206,30 @@ class PostgresConnections:
             raise
 
     def run(self, *statements: Statement) -> list[Rows]:
-        """Send statements as one transaction, in one round trip. Return the rows of each."""
+        """Send statements as one transaction, in one round trip. Return the rows of each statement.
+
+        Raises:
+            OverloadedError: The server can't be used now.
+        """
         return self._retry(lambda connection: connection.run(statements))
 
     def transaction(self, work: Callable[[PostgresConnection], T]) -> T:
-        """Call `work`, which may take several round trips, in one transaction, with retries after temporary errors."""
+        """Call `work`, which may take several round trips, in one transaction, with retries after temporary errors.
+
+        Raises:
+            OverloadedError: The server can't be used now.
+        """
 
         def all_or_nothing(connection: PostgresConnection) -> T:
+            """Call `work` in a transaction. Roll back after an error."""
             connection.run([("BEGIN", ())])
             try:
                 result = work(connection)
             except LostError:
                 raise
             except BaseException:
-                if connection.status != pq.TransactionStatus.ACTIVE:  # an active one is closed, which also rolls back
+                # A connection with unread answers will be closed, which also rolls back.
+                if connection.status != pq.TransactionStatus.ACTIVE:
                     connection.run([("ROLLBACK", ())])
                 raise
             connection.run([("COMMIT", ())])
@@ -215,8 +238,9 @@ class PostgresConnections:
         return self._retry(all_or_nothing)
 
     def _retry(self, work: Callable[[PostgresConnection], T]) -> T:
+        """Call `work` with a connection. After a `LostError`, call it again, for at most `GIVE_UP_SECONDS`."""
         deadline = time.monotonic() + GIVE_UP_SECONDS
-        delay = 0.0  # the first retry is immediate: mostly an idle connection was closed
+        delay = 0.0  # the first retry is immediate, because usually only an idle connection was closed
         while True:
             try:
                 with self._connection() as connection:
@@ -229,6 +253,7 @@ class PostgresConnections:
 
     @contextmanager
     def _connection(self) -> Iterator[PostgresConnection]:
+        """Lend a connection to a block. Raise `OverloadedError` if all are in use for too long."""
         if not self._free.acquire(timeout=GIVE_UP_SECONDS):
             raise OverloadedError(BUSY)
         try:
@@ -248,9 +273,9 @@ class PostgresConnections:
             self._free.release()
 
     def _return(self, connection: PostgresConnection) -> None:
-        """Keep a connection for the next use. Close it if it has unread answers, which the next use would read.
+        """Keep a connection for the next use, unless it has a transaction or unread answers. Then close it.
 
-        This also runs after an error of any kind.
+        This method also runs after any error.
         """
         if connection.status == pq.TransactionStatus.IDLE:
             self._idle.append(connection)
@@ -260,11 +285,12 @@ class PostgresConnections:
             self._close_idle()
 
     def close(self) -> None:
-        """Close the connections. A thread that is using one closes its own afterwards."""
+        """Close the connections. A thread that is using a connection closes it afterwards."""
         self._closed = True
         self._close_idle()
 
     def _close_idle(self) -> None:
+        """Close the idle connections."""
         while self._idle:
             try:
                 self._idle.popleft().close()
@@ -273,7 +299,7 @@ class PostgresConnections:
 
 
 def _format(connection: PostgresConnection) -> int:
-    """Return the schema number of the tables, or 0 if there are none.
+    """Return the schema number of the tables, or 0 if there are no tables.
 
     Raises:
         SettingsError: Postgres is too old, or the tables belong to a newer version of this server.
@@ -291,7 +317,7 @@ def _format(connection: PostgresConnection) -> int:
 
 
 def _migrate(connection: PostgresConnection) -> None:
-    """Migrate the tables to the current schema. A lock ensures that only one of several starting servers does it."""
+    """Migrate the tables to the current schema. A lock ensures that only one of several starting servers does so."""
     connection.run([(sql.LOCK_FORMAT, ())])
     for step in sql.MIGRATIONS[_format(connection) :]:
         connection.run([(statement, ()) for statement in step.split(";\n") if statement.strip()])

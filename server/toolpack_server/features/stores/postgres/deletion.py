@@ -1,7 +1,7 @@
 """Deletion of sessions from the Postgres store.
 
-One transaction deletes up to 256 sessions with all their data. Sessions that are forks or have forks are deleted by one
-transaction at a time: two concurrent ones could each keep a session that the other has to delete.
+One transaction deletes up to 256 sessions with all their data. Sessions that are forks or have forks are deleted by
+only one transaction at a time. Otherwise two transactions could each keep a session that has no forks any more.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from toolpack_server.features.stores.postgres import statements as sql
 from toolpack_server.features.stores.postgres.connection import PostgresConnection, PostgresConnections, Rows, Statement
 from toolpack_server.stores.base import HELD_SECONDS
 
-BATCH_SIZE = 256  # sessions
+BATCH_SIZE = 256  # number of sessions that one transaction deletes
 
 
 def delete(connections: PostgresConnections, session_ids: Sequence[str]) -> Sequence[str]:
@@ -32,7 +32,7 @@ def delete_expired(connections: PostgresConnections, now: float, limit: int, bus
 
 
 def remove_references(connection: PostgresConnection, *removals: Statement) -> None:
-    """Run statements that remove references to blobs. Delete the blobs without references."""
+    """Run statements that remove references to blobs. Then delete the blobs without references."""
     free = [blob for rows in connection.run(removals) for blob, references in rows if references <= 0]
     if free:
         connection.run([(sql.FREE, (free,))])
@@ -56,6 +56,7 @@ def _delete(connection: PostgresConnection, choose: Statement) -> Sequence[str]:
 
 
 def _delete_in_families(connection: PostgresConnection, rows: Rows) -> None:
+    """Delete sessions that are forks or have forks. Keep the data that forks need."""
     keys = [key for key, *_ in rows]
     connection.run(
         [(sql.LOCK_FAMILIES, ()), (sql.KEEP, (keys,)), (sql.KEEP_HEADS, (keys,)), (sql.REMOVE_PARTS, (keys,))]
@@ -79,7 +80,7 @@ def _delete_in_families(connection: PostgresConnection, rows: Rows) -> None:
 
 
 def _remove(connection: PostgresConnection, keys: Sequence[int], recipes: Sequence[bytes]) -> None:
-    """Remove all other rows of sessions."""
+    """Remove the remaining rows of sessions, and their references to recipes and blobs."""
     if keys:
         parameters = ([*keys],)
         connection.run(

@@ -1,6 +1,6 @@
-"""Hosts of a Postgres, and the connection to the one that is the primary.
+"""Hosts of a Postgres, and the connection to the host with the primary.
 
-This module waits for the connection itself, because psycopg holds the interpreter's lock while libpq waits. A lost
+This module waits for the connection itself, because psycopg holds the interpreter's lock while libpq waits. So a
 machine that doesn't answer would block all threads of this process.
 """
 
@@ -17,7 +17,7 @@ from toolpack_server.base.errors import SettingsError
 
 CONNECT_SECONDS = 2.0  # default timeout for one address
 DEFAULTS = {
-    "target_session_attrs": "read-write",  # only the primary, if the URL has several hosts
+    "target_session_attrs": "read-write",  # connects only to the primary if the URL has several hosts
     "tcp_user_timeout": "5000",
     "application_name": "toolpack-server",
 }
@@ -26,7 +26,7 @@ _WAITS = {pq.PollingStatus.READING: select.POLLIN, pq.PollingStatus.WRITING: sel
 
 
 class LostError(Exception):
-    """The answer was lost or asks for a retry. It is unknown whether anything was changed."""
+    """The answer was lost, or Postgres asks for a retry. The request may have changed data or not."""
 
 
 class Hosts:
@@ -41,7 +41,7 @@ class Hosts:
             options = {name: str(value) for name, value in conninfo_to_dict(url).items()}
             seconds = int(options.get("connect_timeout", 0))
         except (Error, ValueError) as error:
-            # The quoted text is from the URL and may contain a password.
+            # Without the quoted text, which is from the URL and may contain a password.
             reason = (
                 str(error).partition(': "')[0].strip()
                 if isinstance(error, Error)
@@ -63,12 +63,12 @@ class Hosts:
         self._hosts: list[dict[str, Any]] = [
             DEFAULTS
             | options
-            | {name: items[index % len(items)] for name, items in values.items() if items[index % len(items)]}
-            for index in range(count)
+            | {name: items[number % len(items)] for name, items in values.items() if items[number % len(items)]}
+            for number in range(count)
         ]
 
     def connect(self) -> Any:
-        """Connect to the first address that has a primary, or raise `LostError`."""
+        """Return a connection to the first address that has a primary, or raise `LostError`."""
         errors: list[str] = []
         for options in self._addresses(errors):
             libpq = pq.PGconn.connect_start(make_conninfo("", **options).encode())
@@ -80,9 +80,9 @@ class Hosts:
         raise LostError("; ".join(errors))
 
     def _addresses(self, errors: list[str]) -> Iterator[dict[str, Any]]:
-        """Yield the connection options of each address, and append lookup errors to `errors`.
+        """Yield the connection options of each address, and append errors of name lookups to `errors`.
 
-        libpq would also look up the hosts, but while it holds the interpreter's lock.
+        libpq could look up the names of hosts, too, but it would hold the interpreter's lock meanwhile.
         """
         for options in self._hosts:
             host = options.get("host", "")
@@ -99,7 +99,7 @@ class Hosts:
     def _wait_connected(self, libpq: Any) -> bool:
         """Wait until the connection is open. Return False if it failed or timed out."""
         deadline = time.monotonic() + self._seconds
-        event = select.POLLOUT  # as libpq's documentation requires
+        event = select.POLLOUT  # libpq's documentation requires to begin with this event
         while libpq.status != pq.ConnStatus.BAD:
             poll = select.poll()  # the socket may change in each round
             poll.register(libpq.socket, event)

@@ -1,7 +1,7 @@
 """List of sessions in the Postgres store.
 
-A page is one statement that follows an index, so its time doesn't grow with the number of sessions. Labels are found by
-indexed hashes. Different labels may have the same hash, so `rows` compares the labels themselves.
+A page of the list is one statement with an index, so its time doesn't grow with the number of sessions. An index has
+hashes of labels. Different labels may have the same hash, so `rows` compares the labels themselves, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,18 +16,19 @@ from toolpack_server.features.stores.postgres.connection import PostgresConnecti
 from toolpack_server.features.stores.rows import labels_match
 from toolpack_server.stores.base import SessionQuery
 
-MIN_PAGE_SIZE = 100  # sessions that are read at a time if labels are compared
-_ID, _LABELS = 1, 4  # columns
+MIN_PAGE_SIZE = 100  # minimum number of sessions that are read at a time if labels are compared
+_ID, _LABELS = 1, 4  # indices of columns
 
 
 def hashes(labels: Mapping[str, str]) -> list[int]:
+    """Return a hash for each label."""
     return [
         int.from_bytes(blake2b(orjson.dumps(label), digest_size=8).digest(), signed=True) for label in labels.items()
     ]
 
 
 def rows(connections: PostgresConnections, query: SessionQuery) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of all sessions that match a query; its limit is only the page size."""
+    """Yield the rows of all sessions that match a query. The query's limit is only the size of a page."""
     after, page_size = query.after, max(query.limit, MIN_PAGE_SIZE if query.labels else 1)
     while True:
         page = _page(connections, query, after, page_size)
@@ -38,10 +39,12 @@ def rows(connections: PostgresConnections, query: SessionQuery) -> Iterator[tupl
 
 
 def _page(connections: PostgresConnections, query: SessionQuery, after: str, limit: int) -> list[tuple[Any, ...]]:
+    """Return up to `limit` rows after the session `after`. Labels are compared only by their hashes."""
     conditions: list[str] = []
     parameters: list[Any] = []
 
     def add(condition: str, *values: Any) -> None:
+        """Add a condition. Each `{}` in it becomes the number of a parameter."""
         conditions.append(condition.format(*(f"${len(parameters) + index + 1}" for index in range(len(values)))))
         parameters.extend(values)
 
@@ -64,6 +67,7 @@ def _page(connections: PostgresConnections, query: SessionQuery, after: str, lim
 
 
 def _created_at(connections: PostgresConnections, session_id: str) -> float:
+    """Return the creation time of a session, or raise `SessionNotFoundError`."""
     (rows_,) = connections.run((sql.CREATED_AT, (session_id,)))
     for (created_at,) in rows_:
         return float(created_at)

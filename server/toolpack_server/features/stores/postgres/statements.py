@@ -1,11 +1,15 @@
 """Tables and statements of the Postgres store.
 
-Locks are taken in one order: sessions, heads, blobs, each by key. So deadlocks are rare; Postgres then cancels one
-transaction, which is retried. Columns that change with every commit are in `heads`, which has only one index besides
-its key, so most commits don't write the indices of `sessions`. `refs` of a blob or a recipe is the number of rows of
-`changes`, or of sessions, that refer to it. The blob is deleted with the last reference.
+Locks are taken in one order: sessions, heads, blobs, each by key. So deadlocks are rare. After a deadlock, Postgres
+cancels one of the transactions, which is then retried.
 
-A deleted session that is kept for its forks stays in the table with `kept` set, and with an epoch that no commit has.
+Columns that change with every commit are in `heads`. This table has only one index besides its key, and most commits
+don't write the indices of `sessions`. The column `place` is the index of a record. The column `refs` of a blob is the
+number of rows of `changes` that refer to it; a recipe is stored as a blob, too, and counts its sessions. A blob is
+deleted with the last reference.
+
+A deleted session that is kept for its forks stays in the table `sessions` with `kept` set, and with an epoch that no
+commit has.
 """
 
 from toolpack_server.stores.blob_stubs import DIGITS, MARK
@@ -93,12 +97,12 @@ CREATE TABLE toolpack.clock (noted double precision, uncounted double precision 
 INSERT INTO toolpack.clock VALUES (NULL, 0);
 """,
 )
-"""Migration steps. Step 1 creates the tables; each further step leads to the next schema number.
+"""Migration steps. Step 1 creates the tables, and each further step leads to the next schema number.
 
 A statement ends with `;` at the end of a line.
 """
 
-# Not `to_regclass`: it may miss a table that was created while this transaction waited for a lock.
+# `to_regclass` isn't used, because it may miss a table that was created while this transaction waited for a lock.
 HAS_FORMAT = """
     SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'toolpack' AND c.relname = 'format')
@@ -110,7 +114,7 @@ _FACTS = """
     s.recipe, s.id, s.agent_key, s.owner, s.labels, s.ttl_seconds, s.created_at, h.expires_at, s.parent,
     s.parent_version, s.parent_last, s.parent_record, s.details
 """
-FACTS = 13  # columns
+FACTS = 13  # number of columns in `_FACTS`
 _HEAD = "h.place, h.version, h.epoch, h.last, h.total + h.added, newest.parts, newest.blobs"
 _PARTS = """
     LEFT JOIN LATERAL (
@@ -140,7 +144,7 @@ STORED_BYTES = """
     )::bigint
 """
 
-# Creation of sessions. The parent is locked, so that it isn't deleted meanwhile.
+# Creation of sessions. A lock on the parent prevents its deletion meanwhile.
 LOCK_PARENT = "SELECT 1 FROM toolpack.sessions WHERE id = $1 AND NOT kept FOR SHARE"
 ADD_SESSION = """
     INSERT INTO toolpack.sessions (
@@ -184,8 +188,8 @@ ADD_REFERENCES = """
     FROM unnest($1::bytea[], $2::bigint[]) AS n (id, more) WHERE b.id = n.id
 """
 
-# Commits. The commits of one statement are of different sessions. The statement that updates a head also compares the
-# commit with it. If a concurrent commit has updated the row meanwhile, Postgres compares the new row.
+# Commits. The commits of one statement must be of different sessions. The statement that updates a head also compares
+# the head with the commit. If a concurrent commit has updated the row meanwhile, Postgres compares the new row.
 LOCK_HEADS = """
     SELECT h.key FROM toolpack.sessions s JOIN toolpack.heads h ON h.key = s.key WHERE s.id = ANY($1::bytea[])
     ORDER BY h.key FOR UPDATE OF h
@@ -233,7 +237,8 @@ COMMIT = """
     )
     SELECT number FROM moved
 """
-# Records that are already stored. The statement also writes, so Postgres answers only when a standby has the records.
+# Records that are stored already. The statement also writes, so that Postgres answers only when a standby has the
+# records.
 SAME = """
     WITH same AS MATERIALIZED (
         SELECT s.key, g.number
@@ -287,7 +292,8 @@ TRIM = """
     UPDATE toolpack.heads SET oldest = greatest(oldest, $2), added = greatest(0, added - $3)
     WHERE key = $1 AND epoch >= 0
 """
-# These return the new reference counts. `remove_references` then deletes the blobs without references.
+# Removal of references. The statements return the new reference counts, and `remove_references` then deletes the blobs
+# without references.
 _REMOVE_CHANGES = """
     WITH gone AS (DELETE FROM toolpack.changes c {which} RETURNING c.blob), counted AS (
         SELECT blob, count(*) AS fewer FROM gone GROUP BY blob
@@ -362,8 +368,8 @@ COUNT_RECORDS = """
     WHERE key = $1
 """
 
-# Leases. A lease isn't awaited until it is on a disk or a standby. If it is lost, the session has the former epoch and
-# holder again, and refuses the commits of the lost lease.
+# Leases. These statements don't wait until a lease is on a disk or a standby. If a lease is lost, the session has its
+# former epoch and holder again, so commits with the lost lease are refused.
 _ASYNC = "set_config('synchronous_commit', 'off', true)"
 CLAIM = f"""
     UPDATE toolpack.heads h SET holder = $2, epoch = h.epoch + 1 FROM toolpack.sessions s

@@ -1,7 +1,7 @@
 """Store in Postgres, for several machines. With a synchronous standby, no data is lost when a machine is lost.
 
-A read is one statement. A change is one transaction, and mostly one round trip. Conditions are checked in the statement
-that writes, so concurrent changes can't invalidate them.
+A read is one statement. A change is one transaction, and usually one round trip. A statement that writes also checks
+its conditions, so concurrent changes can't invalidate them.
 """
 
 from collections import Counter
@@ -58,6 +58,7 @@ class PostgresStore:
         self._connections.transaction(lambda connection: _create(connection, sessions, parts, blobs, history))
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
+        """Return a session and its head, or None."""
         for row in self._read(sql.GET, session_id):
             if session := self._session(row):
                 return session, _head(row[sql.FACTS :])
@@ -77,6 +78,7 @@ class PostgresStore:
         return commits.apply(self._connections, commits_)
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return blobs by id."""
         if not ids:
             return {}
         bodies = {id_.decode(): body for id_, body in self._read(sql.BLOBS, [*ids])}
@@ -85,6 +87,7 @@ class PostgresStore:
         return bodies
 
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
+        """Return the blob ids of a version. A kept session has only version 0, or none if it is a fork."""
         for _, oldest, newest, is_kept, is_fork, *changes in self._read(sql.HISTORY, session_id):
             if is_kept and is_fork:
                 break
@@ -99,6 +102,7 @@ class PostgresStore:
         return None
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
+        """Return records after an index, within the limits."""
         after = max(after, -1)
         if max_bytes is not None:
             sizes = self._read(sql.RECORD_SIZES, session_id, after, after + limit)
@@ -106,6 +110,7 @@ class PostgresStore:
         return [_record(*row) for row in self._read(sql.RECORDS, session_id, after, after + limit)]
 
     def records_at(self, ranges: Sequence[tuple[str, range]]) -> list[list[Record]]:
+        """Return the records in each range, with one statement for all ranges."""
         groups: list[list[Record]] = [[] for _ in ranges]
         ids = [session_id for session_id, _ in ranges]
         bounds = [[indices.start for _, indices in ranges], [indices.stop for _, indices in ranges]]
@@ -114,12 +119,13 @@ class PostgresStore:
         return groups
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
+        """Delete old versions by the rules of `history.trim`."""
         rows = self._read(sql.HISTORY, session_id)
         if not rows or rows[0][3]:
             return
         key, oldest, version, _, _, *texts = rows[0]
         changes, sizes = _changes(*texts)
-        # Outside the transaction: meanwhile a session can only get newer versions.
+        # Computed outside the transaction, because a session can only get newer versions meanwhile.
         keep_from, unneeded = trim(changes, range(oldest, version + 1), sizes, keep_versions, keep_bytes)
         if keep_from == oldest:
             return
@@ -127,6 +133,7 @@ class PostgresStore:
         freed = sum(sizes[change.blob] for change in unneeded if change.version > 0)
 
         def work(connection: PostgresConnection) -> None:
+            """Set the oldest version, and delete the changes that no version needs."""
             connection.run([(sql.TRIM, (key, keep_from, freed))])
             deletion.remove_references(connection, (sql.REMOVE_CHANGES, (key, versions, parts)))
 
@@ -136,6 +143,7 @@ class PostgresStore:
         self._read(sql.RENEW, session_id, expires_at)
 
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
+        """Return the sessions that match a query, with their versions. Damaged rows are skipped."""
         if query.limit <= 0:
             return []
         rows = listing.rows(self._connections, query)
@@ -151,6 +159,7 @@ class PostgresStore:
         return int(number)
 
     def count_time(self, clock: float | None = None) -> StoreClock:
+        """Return the store time. Save the reading of the clock only if necessary."""
         ((last_reading, uncounted, now),) = self._read(sql.CLOCK)
         now = now if clock is None else clock
         if to_note(last_reading, uncounted, now) is not None:
@@ -170,6 +179,7 @@ class PostgresStore:
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
+        """Acquire leases, then read the heads of the sessions or the leases of other holders."""
         ids = [*session_ids]
         watched = [lease.holder for lease in dead], [lease.heartbeat for lease in dead]
         granted, rows = self._connections.run((sql.CLAIM, (ids, holder, *watched)), (sql.CLAIMED, (ids,)))
@@ -194,7 +204,10 @@ class PostgresStore:
         self._connections.run((sql.ENDED, (holder,)), (sql.REMOVE_ASKED, (holder,)))
 
     def outside_name(self, new: str) -> str:
+        """Return the name of this store in its bucket. If it has none, set it to `new`."""
+
         def choose(connection: PostgresConnection) -> str:
+            """Return the name. If there is none, set it to `new`."""
             connection.run([(sql.LOCK_FORMAT, ())])
             (rows,) = connection.run([(sql.OUTSIDE_NAME, ())])
             if not rows and new:
@@ -213,6 +226,7 @@ class PostgresStore:
         self._connections.close()
 
     def _read(self, statement: str, *parameters: Any) -> Rows:
+        """Run one statement, and return its rows."""
         return self._connections.run((statement, parameters))[0]
 
     @decoder
@@ -247,6 +261,7 @@ def _create(
     blobs: Mapping[str, bytes],
     history: History,
 ) -> None:
+    """Do the work of `create` in a transaction."""
     recipes = {session.recipe: "recipe:" + digest(session.recipe).hex() for session in sessions}
     changes = [*((0, *row) for row in parts.items()), *history.rows()]
     parents = {session.parent.session_id for session in sessions if session.parent}
@@ -303,6 +318,7 @@ def _create(
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], number: int) -> list[list[Any]]:
+    """Return rows as `number` columns, because a statement takes each column as one array."""
     return [*map(list, zip(*rows, strict=True))] if rows else [[] for _ in range(number)]
 
 
@@ -323,6 +339,7 @@ def _facts(session: StoredSession, recipe: str) -> tuple[Any, ...]:
 
 
 def _count_time(connection: PostgresConnection, clock: float | None) -> StoreClock:
+    """Return the store time, and save the reading of the clock if necessary."""
     (((last_reading, uncounted, now),),) = connection.run([(sql.LOCK_CLOCK, ())])
     now = now if clock is None else clock
     if update := to_note(last_reading, uncounted, now):
@@ -332,6 +349,7 @@ def _count_time(connection: PostgresConnection, clock: float | None) -> StoreClo
 
 
 def _record(index: int, version: int, call_id: bytes | None, body: bytes, id_: bytes) -> Record:
+    """Return a record from its columns."""
     return Record(index, version, None if call_id is None else call_id.decode(), body, id_.decode())
 
 
@@ -347,6 +365,7 @@ def _changes(
 
 
 def _head(row: Sequence[Any]) -> Head:
+    """Return a head from its columns."""
     index, version, epoch, last, size, parts, blobs = row
     names = {part.decode(): blob.decode() for part, blob in zip(parts or (), blobs or (), strict=True)}
     return Head(index, version, names, epoch, last.decode(), size)

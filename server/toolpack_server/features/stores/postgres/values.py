@@ -1,7 +1,7 @@
-"""Encoding of parameters and results of statements in Postgres' protocol.
+"""Encoding of parameters and results of statements in Postgres' protocol. The functions do no I/O.
 
-Pure functions without I/O. Texts are stored as UTF-8 bytes in columns of type bytea: Postgres' text can't contain the
-character NUL, and its order depends on the locale.
+Texts are stored as UTF-8 bytes in columns of type bytea. The type text isn't used, because it can't contain the
+character NUL, and because its order depends on the locale.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +27,12 @@ def encode(value: Any) -> tuple[bytes | None, int]:
 
 
 def _plain(value: Any) -> bytes:
+    """Encode a number, a boolean or None in the text format of array elements."""
     return b"NULL" if value is None else repr(value).encode()
 
 
 def _encode_list(values: list[Any]) -> tuple[bytes, int]:
+    """Encode a list as an array: in binary format if it has texts or bytes, else in text format."""
     if not any(isinstance(value, bytes | str) for value in values):
         return b"{%b}" % b",".join(map(_plain, values)), 0
     texts = [value.encode() if isinstance(value, str) else value for value in values]
@@ -41,10 +43,17 @@ def _encode_list(values: list[Any]) -> tuple[bytes, int]:
 
 
 def _integer(text: bytes) -> int:
+    """Decode a binary integer."""
     return int.from_bytes(text, signed=True)
 
 
 def _decode_array(text: bytes, element: Callable[[bytes], Any]) -> Iterator[Any]:
+    """Yield the elements of a binary array.
+
+    Args:
+        text: The array.
+        element: Decodes an element.
+    """
     position = _ARRAY.size
     while position < len(text):
         (length,) = _LENGTH.unpack_from(text, position)
@@ -66,4 +75,5 @@ DECODE: dict[int, Callable[[bytes], Any]] = {
 
 
 def decode_row(kinds: Sequence[Callable[[bytes], Any]], texts: Sequence[bytes | None]) -> tuple[Any, ...]:
+    """Decode the columns of a row, each with its function of `DECODE`."""
     return tuple([None if text is None else kind(text) for kind, text in zip(kinds, texts, strict=True)])

@@ -1,7 +1,7 @@
-"""Connection of the Redis store, with its requirements for the server and its retries.
+"""Connection of the Redis store, which checks the Redis server and retries requests.
 
-All commands and scripts that are sent here are atomic and idempotent. So they are retried for some seconds if the
-answer was lost. After that they raise `OverloadedError`.
+All commands and scripts that this module sends are atomic and idempotent. So a request is sent again for some seconds
+if its answer was lost. After that, `OverloadedError` is raised.
 """
 
 import re
@@ -24,7 +24,7 @@ except ImportError:
 SCHEMA = b"1"
 MIN_VERSION = (6, 2)
 ANSWER_SECONDS = 2.0  # timeout of one answer
-GIVE_UP_SECONDS = 5.0  # timeout of all attempts, not counting the wait for the last answer
+GIVE_UP_SECONDS = 5.0  # after this time no further attempt is made
 
 UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
 FULL_BYTES = 2**20  # a Redis with less free memory counts as full
@@ -52,7 +52,7 @@ class RedisConnection:
                 url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
             )
             pool = self._client.connection_pool
-            pool.connection_class(**pool.connection_kwargs)  # raises for a wrong option, before the first request
+            pool.connection_class(**pool.connection_kwargs)  # raises an error for a wrong option already now
         except (TypeError, ValueError) as error:
             reason = re.sub("'.*'", "…", str(error))  # the quoted text may contain a password
             if isinstance(error, TypeError):
@@ -64,8 +64,8 @@ class RedisConnection:
         """Check that the Redis server can be used.
 
         Raises:
-            SettingsError: It is too old, is a cluster, or has data with another schema.
-            OverloadedError: It can't be used now.
+            SettingsError: The server is too old, is a cluster, or has data with another schema.
+            OverloadedError: The server can't be used now.
         """
         server = self._send(self._client.info)
         version = tuple(map(int, server["redis_version"].split(".")[:2]))
@@ -91,15 +91,19 @@ class RedisConnection:
             raise OverloadedError(FULL)
 
     def key(self, name: str) -> str:
+        """Return a key with the prefix."""
         return self._prefix + name
 
     def run(self, step: str, *arguments: str | bytes | float) -> Any:
+        """Run a step of `script.lua`. Raise `OverloadedError` if Redis can't be used now."""
         return self._send(lambda: self._scripts.run((step, self._prefix, *arguments)))
 
     def command(self, *words: str | bytes | float) -> Any:
+        """Send a command. Raise `OverloadedError` if Redis can't be used now."""
         return self._send(lambda: self._client.execute_command(*words))
 
     def close(self) -> None:
+        """Close all connections."""
         self._scripts.close()
         self._client.close()
 
@@ -112,14 +116,14 @@ class RedisConnection:
             OverloadedError: Redis can't be reached, is full, or refuses the command.
         """
         deadline = time.monotonic() + GIVE_UP_SECONDS
-        delay = 0.0  # the first retry is immediate: mostly an idle connection was closed
+        delay = 0.0  # the first retry is immediate, because usually only an idle connection was closed
         while True:
             try:
                 return request()
             except TEMPORARY as error:
                 if isinstance(error, redis.AuthenticationError) or time.monotonic() + delay > deadline:
                     raise OverloadedError(UNREACHABLE) from error
-            except redis.RedisError as error:  # it can't write to its disk, another script runs, …
+            except redis.RedisError as error:  # for example, Redis can't write to its disk
                 if isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM" in str(error):
                     raise OverloadedError(FULL) from error
                 raise OverloadedError("The store refuses to change anything now; nothing was changed.") from error

@@ -1,6 +1,6 @@
 """Encoding of the arguments and answers of the Redis store's script.
 
-Pure functions without I/O.
+The functions here do no I/O. `script.lua` documents the formats.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from toolpack_server.stores.base import Commit, Head, History, Lease, Record, St
 
 
 def encode_history(history: History) -> Iterator[str | bytes | float]:
+    """Yield a history as arguments of the script: changes, records, and fields of the head."""
     rows = history.rows()
     yield len(rows)
     for row in rows:
@@ -25,7 +26,7 @@ def encode_history(history: History) -> Iterator[str | bytes | float]:
 
 
 def encode_facts(session: StoredSession, recipe: str) -> bytes:
-    """Encode the immutable data of a session in three lines; the script reads the first one."""
+    """Encode the data of a session that never changes, in three lines. The script reads only the first line."""
     parent = session.parent.session_id if session.parent else ""
     first = orjson.dumps([session.agent_key, session.owner, recipe, parent])
     second = orjson.dumps(
@@ -42,10 +43,12 @@ def split_facts(facts: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:
+    """Return whether the session with these facts has all the labels."""
     return not labels or labels_match(_labels(facts), labels)
 
 
 def _labels(facts: bytes) -> bytes:
+    """Return the labels in facts as JSON, or "" if the facts are damaged."""
     try:
         return orjson.dumps(orjson.loads(split_facts(facts)[1])[0])
     except (ValueError, LookupError, TypeError):
@@ -54,7 +57,12 @@ def _labels(facts: bytes) -> bytes:
 
 @decoder
 def decode_head(length: int, words: Sequence[bytes]) -> Head:
-    """Decode the head of a session, given the number of its records and the fields and values of its hash."""
+    """Decode the head of a session.
+
+    Args:
+        length: The number of its records.
+        words: The fields and values of its hash, in turn.
+    """
     fields = dict(zip(words[::2], words[1::2], strict=True))
     parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
     size = int(fields.get(b"recorded", 0)) + int(fields.get(b"added", 0))
@@ -64,6 +72,7 @@ def decode_head(length: int, words: Sequence[bytes]) -> Head:
 
 @decoder
 def decode_claim(answer: Sequence[Any]) -> Head | Lease | None:
+    """Decode the answer of the script for one session of `claim`."""
     if not answer:
         return None
     granted, *rest = answer
@@ -71,6 +80,7 @@ def decode_claim(answer: Sequence[Any]) -> Head | Lease | None:
 
 
 def encode_commit(commit: Commit) -> list[str | bytes | float]:
+    """Encode a commit as arguments of the script."""
     record = commit.record
     call_id = b"null" if record.call_id is None else orjson.dumps(record.call_id)
     words: list[str | bytes | float] = [commit.session_id, commit.epoch, record.index, record.version, call_id]
@@ -82,11 +92,13 @@ def encode_commit(commit: Commit) -> list[str | bytes | float]:
 
 
 def encode_record(record: Record) -> bytes:
+    """Encode a record as an item of the session's list: a line with the version and the ids, then the body."""
     return orjson.dumps([record.version, record.call_id, record.id]) + b"\n" + record.body
 
 
 @decoder
 def decode_record(index: int, text: bytes) -> Record:
+    """Decode an item of a session's list of records."""
     first, _, body = text.partition(b"\n")
     version, call_id, record_id = load(first)
     return Record(index, version, call_id, body, record_id)

@@ -1,7 +1,7 @@
 """List of session ids in the Redis store.
 
-The time of a page of an owner's sessions doesn't grow with their number. Two lists are read whole for each page: the
-forks of a session by id, and the sessions of all owners with the newest first.
+Reading a page of an owner's sessions takes the same time for any number of sessions. Two other lists are read
+completely for each page: the forks of a session by id, and the sessions of all owners with the newest first.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from toolpack_server.stores.base import SessionQuery
 
 
 class RedisListing:
-    """The ids of the sessions that match a query; its labels are ignored."""
+    """The ids of the sessions that match a query. The caller has to compare the labels."""
 
     def __init__(self, redis: RedisConnection, query: SessionQuery) -> None:
         self._redis = redis
@@ -22,7 +22,11 @@ class RedisListing:
         self._newest_first = query.newest_first
 
     def page(self, after: str, limit: int) -> Sequence[str]:
-        """Return up to `limit` ids that follow the id `after`."""
+        """Return up to `limit` ids that follow the id `after`.
+
+        Raises:
+            SessionNotFoundError: The order is newest first, and the session `after` doesn't exist.
+        """
         if self._parent is not None:
             forks = f"forks:{self._parent}"
             return self._newest(forks, after, limit) if self._newest_first else _after(self._all(forks), after, limit)
@@ -44,7 +48,7 @@ class RedisListing:
         return [owner.decode() for owner in self._redis.command("SMEMBERS", self._redis.key("owners"))]
 
     def _by_id(self, after: str, limit: int) -> Sequence[str]:
-        """Return ids in order, merged from the sorted ids of each owner."""
+        """Return a page of ids in their order, merged from the sorted ids of each owner."""
         start = f"({after}" if after else "-"
         ids: set[bytes] = set()
         for owner in self._owners() if self._owner is None else [self._owner]:
@@ -53,6 +57,7 @@ class RedisListing:
         return [id_.decode() for id_ in sorted(ids)[:limit]]
 
     def _newest(self, name: str, after: str, limit: int) -> Sequence[str]:
+        """Return a page of ids from a sorted set, with the newest first."""
         key, start = self._redis.key(name), 0
         if after:
             rank = self._redis.command("ZREVRANK", key, after)
@@ -62,9 +67,11 @@ class RedisListing:
         return [id_.decode() for id_ in self._redis.command("ZREVRANGE", key, start, start + limit - 1)]
 
     def _all(self, name: str) -> Sequence[str]:
+        """Return all ids in a sorted set, in the order of the ids."""
         return sorted(id_.decode() for id_ in self._redis.command("ZRANGE", self._redis.key(name), 0, -1))
 
     def _scored(self, name: str) -> Sequence[tuple[float, str]]:
+        """Return all ids in a sorted set, each behind its score."""
         key = self._redis.key(name)
         ids = self._redis.command("ZRANGE", key, 0, -1)
         scores = self._redis.command("ZMSCORE", key, *ids) if ids else []

@@ -28,19 +28,19 @@
 --   noted            string  the last reading of the clock
 --   uncounted        string  seconds that the clock is ahead of store time, by which sessions expire
 --
--- Redis runs no other command during a script, so each step is atomic. But it rolls nothing back if a script fails
--- halfway. So a step first takes all its arguments, reads all the data it needs, and returns a refusal. Only then it
--- writes, by commands that can't fail.
+-- Redis runs no other command during a script, so each step is atomic. But Redis doesn't roll back a script that fails
+-- halfway. So a step first takes all its arguments and reads all its data, and returns if it refuses the request. Only
+-- then it writes, with commands that can't fail.
 --
--- Arguments are a flat list; `take` returns the next one. A list in it is its length, followed by its items.
--- Numbers above 2^53 would lose digits in Lua, and cjson writes large ones with an exponent. So byte counts stay below
--- that limit, and numbers that are only passed on stay strings.
+-- The arguments are a flat list, and `take` returns the next argument. A list among them is its length, followed by its
+-- items. Numbers above 2^53 would lose digits in Lua, and cjson writes large numbers with an exponent. So byte counts
+-- stay below that limit, and numbers that are only passed on stay strings.
 --
 -- A full Redis refuses commands that may need memory, unless the script has already written something. So a step that
--- frees memory begins with a command that needs none.
+-- frees memory begins with a command that needs no memory.
 
-local BEAT_SECONDS = 86400 -- one day: after that the heartbeat count of a dead worker isn't needed any more
-local ASKED_SECONDS = 60 -- a live worker asks again every second, and its heartbeat reads the requests as often
+local BEAT_SECONDS = 86400 -- one day; after that, the heartbeat count of a dead worker isn't needed any more
+local ASKED_SECONDS = 60 -- a live worker asks again every second, and every second its heartbeat reads the requests
 local ENDED = '-1' -- replaces the heartbeat count of a worker that has ended; a number, because older servers expect one
 local call = redis.call
 local prefix = ARGV[2]
@@ -88,7 +88,7 @@ local function take_history()
   return history
 end
 
--- Prefix of the stub of a blob that is kept outside Redis; see stores/blob_stubs.py.
+-- Pattern and maximum size of the stub of a blob that is kept outside Redis; see stores/blob_stubs.py.
 local STUB, STUB_BYTES = '^%z' .. 'outside:(%d+):', 400
 
 local function size_of(body)
@@ -128,7 +128,7 @@ local function first_facts(facts)
   return unpack(first)
 end
 
--- Return the owner of a session whose facts are damaged: the one whose list has the session.
+-- Return the owner of a session with damaged facts, by searching the sessions of each owner.
 local function owner_by_list(session)
   for _, owner in ipairs(call('SMEMBERS', OWNERS)) do
     if call('ZSCORE', key('owner', owner), session) then
@@ -202,7 +202,7 @@ local function read_session(session)
   }
 end
 
--- Apply a commit. Add its bytes to its owner's in `taken`, which `steps.commit` counts once for all commits.
+-- Apply a commit. Add its bytes to the owner's number in `taken`, which `steps.commit` counts once for all commits.
 local function commit(taken)
   local session, epoch, index, version, call_id, record = take(), take(), tonumber(take()), take(), take(), take()
   local id, after, holder = take(), take(), take()
@@ -411,7 +411,7 @@ function steps.trim()
   end
 end
 
--- Keep the part of a deleted session that its forks need. `last` has, for each fork, the last record it refers to.
+-- Keep the data of a deleted session that its forks need. `last` has, for each fork, the last record that it needs.
 local function keep(session, facts, last)
   local head, records, history = key('head', session), key('records', session), key('history', session)
   local _, owner, _, parent = first_facts(facts)
@@ -435,7 +435,7 @@ local function keep(session, facts, last)
   call('HSET', KEPT, session, facts)
 end
 
--- Remove the rows of a session without forks, and of those of its ancestors that were kept only for it.
+-- Remove the data of a session without forks, and of each ancestor that was kept only for this session.
 local function remove(session, facts)
   repeat
     local _, owner, recipe, parent = first_facts(facts)
@@ -492,7 +492,7 @@ function steps.delete()
   return deleted
 end
 
--- Return the store time, by the given clock or by that of Redis, which all servers share.
+-- Return the store time, from the given clock, or else from the clock of Redis, which is the same for all servers.
 function steps.count_time()
   local limit, often, now = tonumber(take()), tonumber(take()), take()
   if now == '' then

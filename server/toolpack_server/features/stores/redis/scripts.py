@@ -1,8 +1,8 @@
-"""Execution of the store's script in Redis, on separate connections.
+"""Runner of the store's script in Redis, with its own connections.
 
-A thread uses a connection alone until it has read the whole answer, so no unread answer can be mistaken for the next
-one. The client of redis-py would check the connection's health and the type of each of a commit's many arguments, which
-takes three times the CPU time.
+A thread uses a connection alone until it has read the whole answer, so it never reads the answer to an earlier request.
+This module sends requests itself. The client of redis-py would check the connection, and the type of each of a commit's
+many arguments, which takes three times the CPU time.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import redis
 
 
 class Scripts:
-    """A script and its idle connections, one for each thread that has run it at the same time."""
+    """A script, and idle connections to run it. There are as many connections as threads that ran it at once."""
 
     def __init__(self, pool: Any, text: bytes) -> None:
         self._pool = pool
@@ -33,7 +33,7 @@ class Scripts:
             connection = self._pool.make_connection()
         try:
             return self._run(connection, arguments)
-        except redis.ResponseError:  # an error, but a complete answer: the connection stays usable
+        except redis.ResponseError:  # the answer is an error, but complete, so the connection stays usable
             raise
         except BaseException:
             connection.disconnect()
@@ -45,13 +45,14 @@ class Scripts:
                 self._disconnect()
 
     def _run(self, connection: Any, arguments: Sequence[str | bytes | float]) -> Any:
+        """Run the script by its digest. If Redis doesn't have the script yet, send its text."""
         try:
             return _send(connection, ("EVALSHA", self._digest, 0, *arguments))
         except redis.exceptions.NoScriptError:
             return _send(connection, ("EVAL", self._text, 0, *arguments))
 
     def close(self) -> None:
-        """Close the connections. A thread that is running the script closes its own afterwards."""
+        """Close the connections. A thread that is running the script closes its connection afterwards."""
         self._closed = True
         self._disconnect()
 
@@ -65,5 +66,6 @@ class Scripts:
 
 
 def _send(connection: Any, words: tuple[Any, ...]) -> Any:
+    """Send a command, and return the answer."""
     connection.send_packed_command([hiredis.pack_command(words)])
     return connection.read_response()

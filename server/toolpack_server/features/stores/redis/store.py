@@ -50,10 +50,10 @@ from toolpack_server.stores.base import (
 )
 from toolpack_server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
 
-PREFIX = "toolpack:"  # of all keys
-MIN_PAGE_SIZE = 100  # sessions that `list` reads at a time if it filters by labels, which few sessions may have
-RECORD_PAGE_SIZE = 16  # records that `records` reads at a time if their bytes are limited
-DELETION_BATCH_SIZE = 100  # sessions that one script deletes; meanwhile Redis answers no other client
+PREFIX = "toolpack:"  # prefix of all keys
+MIN_PAGE_SIZE = 100  # minimum number of sessions that `list` reads at a time if few may have the labels
+RECORD_PAGE_SIZE = 16  # number of records that `records` reads at a time if their bytes are limited
+DELETION_BATCH_SIZE = 100  # number of sessions that one script deletes; meanwhile Redis answers no other client
 
 
 class RedisStore:
@@ -95,6 +95,7 @@ class RedisStore:
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
+        """Add sessions with one script. The argument lists have the order in which the script takes them."""
         names = {session.recipe: "recipe:" + digest(session.recipe).hex() for session in sessions}
         rows: list[str | bytes | float] = []
         for session in sessions:
@@ -116,6 +117,7 @@ class RedisStore:
         return self._session(session_id, self._redis.run("get", session_id))
 
     def ancestor(self, session_id: str) -> StoredSession | None:
+        """Return a session that exists or is kept for its forks, or None."""
         for name in ("sessions", "kept"):
             facts = self._redis.command("HGET", self._redis.key(name), session_id)
             if session_and_head := self._session(session_id, (facts, 0, 0, ())):
@@ -131,6 +133,7 @@ class RedisStore:
         return [bool(committed) for committed in self._redis.run("commit", len(commits), *arguments)]
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return blobs by id."""
         if not ids:
             return {}
         answers = self._redis.command("MGET", *(self._redis.key(f"blob:{blob}") for blob in ids))
@@ -141,6 +144,7 @@ class RedisStore:
 
     @decoder
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
+        """Return the blob ids of a version, computed from the history of the session."""
         history = self._history(session_id)
         if history is None:
             raise SessionNotFoundError
@@ -154,6 +158,7 @@ class RedisStore:
         return answer and decode_record(int(answer[0]), answer[1])
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
+        """Return records after an index. With `max_bytes`, read them in small pages until the limit."""
         records: list[Record] = []
         page_size = limit if max_bytes is None else RECORD_PAGE_SIZE
         while (size := min(page_size, limit - len(records))) > 0:
@@ -171,6 +176,7 @@ class RedisStore:
         return [[*map(decode_record, indices, texts)] for (_, indices), texts in zip(ranges, answers, strict=True)]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
+        """Delete old versions by the rules of `history.trim`."""
         history = self._history(session_id)
         if history is None:
             return
@@ -178,7 +184,7 @@ class RedisStore:
         rows = [orjson.loads(text) for text in texts]
         by_change = {Change(*row[:3]): text for row, text in zip(rows, texts, strict=True)}
         sizes = {blob: size for _, _, blob, size in rows}
-        # Outside the script: meanwhile a session can only get newer versions.
+        # Computed outside the script, because a session can only get newer versions meanwhile.
         oldest, unneeded = trim(list(by_change), kept, sizes, keep_versions, keep_bytes)
         if oldest > kept.start:
             self._redis.run("trim", session_id, oldest, *pairs({by_change[change]: change.blob for change in unneeded}))
@@ -187,6 +193,7 @@ class RedisStore:
         self._redis.command("ZADD", self._redis.key("expires"), "XX", expires_at, session_id)
 
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
+        """Return the sessions that match a query. Pages of ids are read until enough sessions match."""
         listing = RedisListing(self._redis, query)
         labels, after, limit = query.labels, query.after, query.limit
         page_size = max(limit, MIN_PAGE_SIZE) if labels else limit
@@ -220,12 +227,14 @@ class RedisStore:
         return StoreClock(*map(float, times))
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
+        """Delete expired sessions that aren't in use, with one script. Return their ids."""
         busy_pairs = pairs(dict.fromkeys(busy, ""))
         batch_size = min(limit, DELETION_BATCH_SIZE)
         deleted = self._redis.run("delete_expired", now, now - HELD_SECONDS, batch_size, *busy_pairs)
         return [session_id.decode() for session_id in deleted]
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
+        """Delete sessions in batches, each with one script. Return the ids of the sessions that existed."""
         deleted: list[str] = []
         for start in range(0, len(session_ids), DELETION_BATCH_SIZE):
             batch = session_ids[start : start + DELETION_BATCH_SIZE]
@@ -238,6 +247,7 @@ class RedisStore:
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
+        """Acquire leases with one script."""
         watched = pairs({lease.holder: str(lease.heartbeat) for lease in dead})
         return [decode_claim(answer) for answer in self._redis.run("claim", holder, *watched, *session_ids)]
 
@@ -254,9 +264,10 @@ class RedisStore:
         self._redis.run("holder_ended", holder)
 
     def outside_name(self, new: str) -> str:
+        """Return the name of this store in its bucket. If it has none, set it to `new`."""
         key = self._redis.key("outside")
         name = self._redis.command("GET", key)
-        if new and not name:  # read first: a full Redis refuses SET NX even if the key exists
+        if new and not name:  # read the name first, because a full Redis refuses SET NX even if the key exists
             self._redis.command("SET", key, new, "NX")
             name = self._redis.command("GET", key)
         return (name or b"").decode()
@@ -272,12 +283,13 @@ class RedisStore:
 
     @decoder
     def _history(self, session_id: str) -> tuple[range, Sequence[bytes]] | None:
-        """Return the stored versions, except version 0, and the rows of the history."""
+        """Return the stored versions, except version 0, and the changes as JSON. None if there is no session."""
         exists, version, oldest, rows = self._redis.run("history", session_id)
         return (range(int(oldest), int(version) + 1), rows) if exists else None
 
     @decoder
     def _session(self, session_id: str, answer: Sequence[Any]) -> tuple[StoredSession, Head] | None:
+        """Decode a session and its head, or return None if the session was deleted meanwhile."""
         facts, expires_at, *head = answer
         if facts is None:
             return None

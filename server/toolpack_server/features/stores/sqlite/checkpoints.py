@@ -1,15 +1,15 @@
-"""Checkpoints, which copy the write-ahead log back into the database, in a thread.
+"""Checkpoints in a thread. A checkpoint copies the write-ahead log into the database.
 
-SQLite would checkpoint within a commit, which then waits until many MB are copied. So a thread copies nearly all of the
-log while commits continue, and blocks them only for the last few pages. SQLite's own checkpoint remains for a log that
-grows faster than the thread copies it.
+SQLite would checkpoint within a commit, and the commit would wait until many MB are copied. So a thread copies nearly
+all of the log while commits continue, and blocks commits only for the last few pages. SQLite still checkpoints within a
+commit if the log grows faster than the thread copies it.
 
-After a checkpoint the log's file keeps its length, and SQLite overwrites it from the beginning. That takes a fifth less
+After a checkpoint the log's file keeps its length, and SQLite overwrites it from the beginning. This takes a fifth less
 CPU time than a growing file. The used length isn't visible, so the next checkpoint begins when the file grows beyond
-that length. A file that has become long is truncated.
+its length. A file that has become long is truncated.
 
-This module must never open SQLite's files, only read their size: closing a file releases all locks that this process
-holds on it (https://www.sqlite.org/howtocorrupt.html, section 2.2).
+This module must never open SQLite's files, because closing a file releases all locks that this process holds on it
+(https://www.sqlite.org/howtocorrupt.html, section 2.2). It may only read their size.
 """
 
 import sqlite3
@@ -18,11 +18,13 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-CHECKPOINT_BYTES = 12 * 2**20  # with SQLite's 4 MB, a page that many commits change would be copied more often
+# Length of the log at which a checkpoint begins. With SQLite's 4 MB, a page that many commits change would be copied
+# more often.
+CHECKPOINT_BYTES = 12 * 2**20
 LONG_BYTES = 16 * 2**20  # a longer file is truncated
-OWN_CHECKPOINT_PAGES = 5500  # 22 MB: from there on SQLite checkpoints within a commit
-ROUNDS, FEW_BYTES = 6, 2**20  # each round copies the pages that were written during the round before it
-WAIT_SECONDS = 0.05  # maximum wait for readers, while commits wait
+OWN_CHECKPOINT_PAGES = 5500  # number of pages (22 MB) from which on SQLite itself checkpoints within a commit
+ROUNDS, FEW_BYTES = 6, 2**20  # rounds end when few bytes are left; a round copies the pages written during the last
+WAIT_SECONDS = 0.05  # maximum time that commits wait while the last pages wait for readers
 
 
 class Checkpoints:
@@ -31,18 +33,19 @@ class Checkpoints:
     def __init__(self, connect: Callable[[], sqlite3.Connection], log: Path) -> None:
         self._connect = connect
         self._log = log
-        self._length = 0  # of the log's file after the last checkpoint; 0 if it was truncated
+        self._length = 0  # length of the log's file after the last checkpoint; 0 if it was truncated
         self._due = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
     def start_if_due(self, log_bytes: int) -> None:
-        """Start a checkpoint if the log is too long. Called after each transaction with the log's length."""
+        """Start a checkpoint if the log is long enough. Call this after each transaction with the log's length."""
         if self._is_filled(log_bytes) and not self._due.is_set():
             self._due.set()
 
     def _is_filled(self, log_bytes: int) -> bool:
+        """Return whether a checkpoint is due. A longer file shows that SQLite has overwritten all of the log."""
         return log_bytes > max(CHECKPOINT_BYTES, self._length)
 
     def close(self) -> None:
@@ -52,9 +55,10 @@ class Checkpoints:
         self._thread.join()
 
     def _run(self) -> None:
+        """Run checkpoints until `close`."""
         while True:
             self._due.wait()
-            self._due.clear()  # first: a `close` during the checkpoint below must be seen after it
+            self._due.clear()  # before the checkpoint, so that a `close` during the checkpoint isn't missed
             if self._closed:
                 return
             with suppress(sqlite3.Error, OSError):
@@ -62,6 +66,7 @@ class Checkpoints:
                     self._checkpoint()
 
     def _checkpoint(self) -> None:
+        """Copy the log without blocking commits until few pages are left. Then copy these and restart the log."""
         with closing(self._connect()) as connection:
             for _ in range(ROUNDS):
                 if checkpoint(connection, "PASSIVE", 0) < FEW_BYTES:
@@ -73,7 +78,13 @@ class Checkpoints:
 
 
 def checkpoint(connection: sqlite3.Connection, mode: str, wait_seconds: float) -> float:
-    """Copy the log into the database. Return the bytes left to copy, or infinity if a reader or writer blocked it."""
+    """Copy the log into the database. Return the bytes left to copy, or infinity if the checkpoint was blocked.
+
+    Args:
+        connection: A connection.
+        mode: Mode of SQLite's checkpoint, such as PASSIVE.
+        wait_seconds: Maximum wait for readers and writers.
+    """
     with suppress(sqlite3.Error):
         connection.execute(f"PRAGMA busy_timeout = {round(wait_seconds * 1000)}")
         ((busy, pages, copied),) = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()

@@ -1,8 +1,8 @@
-"""Batches of commits to the SQLite store, each in one transaction with few statements.
+"""Batches of commits to the SQLite store. A batch is one transaction with few statements.
 
-A refused commit writes nothing, so the rest of its batch continues. The heads of sessions are cached, because mostly
-the previous transaction wrote them. The cache is used only if nothing else was written since, by this process or
-another.
+A refused commit writes no rows, so the other commits of its batch aren't affected. The heads of sessions are cached,
+because the previous transaction has usually written them. The cache is used only if neither this process nor another
+has written since that transaction.
 """
 
 import sqlite3
@@ -24,13 +24,15 @@ MAX_CACHED_HEADS = 4000
 
 @dataclass(slots=True)
 class _CachedHead(SessionHead):
-    key: int  # of the session's row
-    total: int  # bytes of its records
+    """Head of a session, with values for its next row of records."""
+
+    key: int  # key of the session's row
+    total: int  # bytes of the session's records
 
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows that a batch will write."""
+    """The rows that a batch will write, by kind."""
 
     records: list[tuple[Any, ...]] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -40,17 +42,18 @@ class _Rows:
 
 
 class _CallIdTakenError(Exception):
-    """Two records have the same call_id. Each commit of the batch is then tried alone."""
+    """A session has a record with the call_id of a commit already. Each commit of the batch is then tried alone."""
 
 
 class Commits:
-    """Writes batches of commits to one file."""
+    """Writer of batches of commits to one file."""
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
         self._heads: dict[str, _CachedHead] = {}  # by session id
         self._last_blob = 0  # the highest key of a blob
-        self._cached_at: tuple[int, int] | None = None  # number and data version of the transaction that filled this
+        # Number and data version of the transaction that filled the cache. None: the cache isn't valid.
+        self._cached_at: tuple[int, int] | None = None
 
     def apply(self, commits: Sequence[Commit]) -> list[bool]:
         """Apply commits in order. Return for each whether it is stored."""
@@ -60,6 +63,7 @@ class Commits:
             return [False] if len(commits) == 1 else [self.apply([commit])[0] for commit in commits]
 
     def _apply(self, commits: Sequence[Commit]) -> list[bool]:
+        """Apply commits in one transaction. Raise `_CallIdTakenError` if that isn't possible."""
         with self._file.write() as writer:
             cached_at = self._load_heads(writer, commits)
             rows = _Rows()
@@ -67,12 +71,12 @@ class Commits:
             for commit in commits:
                 stored.append(self._add(writer, commit, rows))  # noqa: PERF401 - as in `_load_heads`
             self._insert(writer, rows)
-            # If the transaction fails, the next one doesn't have the following number, so the cache isn't used.
+            # A failed transaction counts twice, so the next transaction then doesn't use the cache.
             self._cached_at = cached_at
         return stored
 
     def _load_heads(self, writer: sqlite3.Connection, commits: Sequence[Commit]) -> tuple[int, int]:
-        """Drop stale entries and load missing ones. Return the new value of `_cached_at`."""
+        """Clear the cache if it is stale, and load missing heads. Return the new value of `_cached_at`."""
         number = self._file.transactions
         (version,) = writer.execute(sql.DATA_VERSION).fetchone()
         if self._cached_at != (number - 1, version) or len(self._heads) > MAX_CACHED_HEADS:
@@ -82,7 +86,7 @@ class Commits:
         missing = []
         for commit in commits:
             if commit.session_id not in self._heads:
-                missing.append(commit.session_id)  # noqa: PERF401 - every call comes here, and mostly none is missing
+                missing.append(commit.session_id)  # noqa: PERF401 - a loop is faster, because usually no head is missing
         if missing:
             ((heads,),) = writer.execute(sql.HEADS, (orjson.dumps(missing),))
             for session_id, *columns in orjson.loads(heads):
@@ -90,7 +94,10 @@ class Commits:
         return number, version
 
     def _add(self, writer: sqlite3.Connection, commit: Commit, rows: _Rows) -> bool:
-        """Add the rows of a commit, unless it is refused. Return whether it is, or will be, stored."""
+        """Add the rows of a commit to `rows`. Return False if the commit is refused.
+
+        A commit that is stored already adds no rows, but isn't refused.
+        """
         record, head = commit.record, self._heads.get(commit.session_id)
         if head is None:
             return False
@@ -117,6 +124,7 @@ class Commits:
         return True
 
     def _insert(self, writer: sqlite3.Connection, rows: _Rows) -> None:
+        """Write the rows of a batch."""
         if sql.INSERT_RECORDS.insert(writer, rows.records) < len(rows.records):
             raise _CallIdTakenError
         blobs = {}

@@ -1,8 +1,9 @@
 """Deletion of sessions from the SQLite store, and the release of free space.
 
-The row of a deleted session is deleted at once. `clean_up` deletes its other rows in short transactions, limited by
-rows and bytes, so commits in between wait only briefly. If it is interrupted, the next one continues. For sessions that
-are forks or have forks, `clean_up` runs at once, because other methods would show the rows.
+The row of a deleted session in the table of sessions is deleted at once. `clean_up` deletes the session's other rows in
+short transactions, which are limited by rows and bytes. So commits in between wait only briefly. If a `clean_up` is
+interrupted, the next `clean_up` continues. For a session that is a fork or has forks, `clean_up` runs at once, because
+other methods would return the rows.
 """
 
 import sqlite3
@@ -21,11 +22,13 @@ from toolpack_server.stores.history import fitting, to_note
 
 T = TypeVar("T")
 
-CHUNK = 200  # maximum sessions or rows that one transaction deletes
-CHUNK_BYTES = 4 * 2**20
-SMALL_ROWS = 4  # a session with fewer records and fewer changes is small: it is deleted together with others
-SMALL_SESSIONS = CHUNK // (2 * SMALL_ROWS)
-GIVE_WAY_SECONDS = 0.0005  # pause between transactions: without it the waiting threads would never get the lock
+CHUNK = 200  # maximum number of sessions or rows that one transaction deletes
+CHUNK_BYTES = 4 * 2**20  # maximum size of the rows that one transaction deletes
+SMALL_ROWS = (
+    4  # a session with fewer records and fewer changes is small, and deleted together with other small sessions
+)
+SMALL_SESSIONS = CHUNK // (2 * SMALL_ROWS)  # maximum number of small sessions that one transaction deletes
+GIVE_WAY_SECONDS = 0.0005  # pause between transactions, without which waiting threads would never get the lock
 
 
 def delete(file: SqliteFile, session_ids: Sequence[str]) -> Sequence[str]:
@@ -43,6 +46,7 @@ def delete_expired(file: SqliteFile, now: float, limit: int, busy: Collection[st
     parameters = now, now - HELD_SECONDS, orjson.dumps([*busy]), min(limit, CHUNK)
 
     def choose(writer: sqlite3.Connection) -> Sequence[str]:
+        """Return the ids of the sessions to delete."""
         ((expired,),) = writer.execute(sql.EXPIRED, parameters)
         session_ids: Sequence[str] = orjson.loads(expired)
         return session_ids
@@ -65,10 +69,12 @@ def count_time(file: SqliteFile, clock: float | None) -> StoreClock:
 
 
 def _these(session_ids: Sequence[str], _writer: sqlite3.Connection) -> Sequence[str]:
+    """Choose the given sessions; see `_delete`."""
     return session_ids
 
 
 def _delete(file: SqliteFile, choose: Callable[[sqlite3.Connection], Sequence[str]]) -> Sequence[str]:
+    """Delete the sessions that `choose` returns within the transaction. Return the ids of the deleted sessions."""
     gone, in_families = _with_reserve(file, lambda: _delete_sessions(file, choose))
     if in_families:
         clean_up(file)
@@ -78,7 +84,7 @@ def _delete(file: SqliteFile, choose: Callable[[sqlite3.Connection], Sequence[st
 def _delete_sessions(
     file: SqliteFile, choose: Callable[[sqlite3.Connection], Sequence[str]]
 ) -> tuple[Sequence[str], bool]:
-    """Delete the rows of sessions. Return the ids of those that existed, and whether one is a fork or has forks."""
+    """Delete the rows of sessions. Return the ids of sessions that existed, and whether one is a fork or has forks."""
     gone: list[str] = []
     in_families = False
     with file.write() as writer:
@@ -101,7 +107,7 @@ def _delete_sessions(
 
 
 def _delete_alone(writer: sqlite3.Connection, session_ids: Sequence[str]) -> Sequence[str]:
-    """Delete the rows of those sessions that aren't forks and have no forks. Return their ids."""
+    """Delete the rows of the sessions that aren't forks and have no forks. Return their ids."""
     ((alone,),) = writer.execute(sql.ALONE, (orjson.dumps(session_ids),))
     rows = orjson.loads(alone)
     if rows:
@@ -120,7 +126,7 @@ def _delete_later(writer: sqlite3.Connection, key: int, recipe: int, parent: str
 
 
 def clean_up(file: SqliteFile) -> None:
-    """Delete all other rows of deleted sessions, and return free space to the file system."""
+    """Delete the remaining rows of deleted sessions, and return free space to the file system."""
     if not file.read(sql.ANY_DELETED):
         return
     while _with_reserve(file, lambda: _delete_rows(file)):
@@ -134,7 +140,7 @@ def clean_up(file: SqliteFile) -> None:
 
 
 def _delete_rows(file: SqliteFile) -> bool:
-    """Delete some rows of deleted sessions. Return whether there may be more."""
+    """Delete some remaining rows of deleted sessions, in one transaction. Return whether there may be more."""
     rows, size = CHUNK, CHUNK_BYTES
     with file.write() as writer:
         if _delete_small(writer):
@@ -163,7 +169,7 @@ def _delete_rows(file: SqliteFile) -> bool:
 
 
 def _delete_small(writer: sqlite3.Connection) -> bool:
-    """Delete the rows of the small ones among the next deleted sessions. Return whether there were any."""
+    """Delete the remaining rows of small sessions among the next deleted sessions. Return whether there were any."""
     limits = (SMALL_SESSIONS, SMALL_ROWS, SMALL_ROWS, SMALL_ROWS, CHUNK_BYTES // SMALL_SESSIONS)
     ((small,),) = writer.execute(sql.SMALL_DELETED, limits)
     if small == "[]":
@@ -186,7 +192,11 @@ def _with_reserve(file: SqliteFile, step: Callable[[], T]) -> T:
 
 
 def in_chunks(sized: Sequence[tuple[Any, int]]) -> Iterator[Sequence[Any]]:
-    """Divide items, given with their sizes in bytes, into chunks that one transaction deletes."""
+    """Yield items in chunks, each small enough for one transaction.
+
+    Args:
+        sized: The items, each with its size in bytes.
+    """
     while sized:
         chunk = fitting(sized[:CHUNK], lambda pair: pair[1], CHUNK_BYTES)
         yield [item for item, _ in chunk]

@@ -1,17 +1,17 @@
 """Database file of the SQLite store: its path, lock, connections and schema version.
 
-One connection writes, behind a lock, in IMMEDIATE transactions. Each read has its own connection, so readers don't wait
-for writers. An unusable file is refused when it is opened: a wrong URL, a folder that can't be written, a file that
-another process has locked, or a file of another program or a newer version.
+One connection writes, behind a lock, in IMMEDIATE transactions. Each read uses another connection, so readers don't
+wait for writers. A file that can't be used is refused when it is opened, for example because another process has locked
+it, or because it belongs to another program or a newer version.
 
-If the file was deleted or replaced while the server runs, no commit is acknowledged. If the disk is full, reads
+If the file is deleted or replaced while the server runs, no commit is acknowledged any more. If the disk is full, reads
 continue, and a small reserved file makes room for the deletion of sessions.
 
 The lock against other servers is on a separate file beside the database. SQLite holds its own locks only during a
-transaction, and a lock on the database file itself would be lost when any connection to it is closed.
+transaction. A lock on the database file would be lost when any connection to the file is closed.
 
-SQLite's errors are translated. An error that passes by itself, or that an operator can fix, becomes an
-`OverloadedError`. A file that can't be read raises `StateDamagedError`. Errors that only a bug causes aren't changed.
+SQLite's errors are translated. A temporary error, or an error that an operator can fix, becomes an `OverloadedError`. A
+damaged file raises `StateDamagedError`. Errors that only a bug can cause aren't translated.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ def lock(path: Path, *, exclusive: bool) -> FileIO:
 
     Raises:
         SettingsError: The file can't be opened or locked.
-        StoreInUseError: Another process has locked it.
+        StoreInUseError: Another process has locked the file.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def lock(path: Path, *, exclusive: bool) -> FileIO:
 
 
 def _holders(lock_file: int) -> str:
-    """Describe the other processes that have locked or opened a file, as far as Linux shows them to this user."""
+    """Describe the other processes that have locked or opened a file, as far as Linux shows these to this user."""
     lock_status = os.fstat(lock_file)
     holders: set[int] = set()
     with suppress(OSError, ValueError):
@@ -90,6 +90,7 @@ def open_private(path: Path) -> int:
 
 
 def is_busy(error: sqlite3.OperationalError) -> bool:
+    """Return whether another process held the lock of the database for too long."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
@@ -104,14 +105,14 @@ def translate(error: BaseException) -> None:
     if isinstance(error, sqlite3.OperationalError | MemoryError):
         why = str(error) or "no memory"
         raise OverloadedError(f"The store can't be used now ({why}); nothing was changed.") from error
-    if type(error) is sqlite3.DatabaseError:  # its other subclasses can only be bugs of this server
+    if type(error) is sqlite3.DatabaseError:  # only a bug of this server can raise its other subclasses
         raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
 
 
 class _TranslatedErrors:
     """Context manager that translates SQLite errors.
 
-    Not a generator function: entering that takes five times as long, and every call does it.
+    Every call enters it. A generator function isn't used, because entering its block takes five times as long.
     """
 
     def __enter__(self) -> None:
@@ -125,33 +126,33 @@ class _TranslatedErrors:
 translated_errors = _TranslatedErrors()
 
 
-APPLICATION = 0x746F6F6C  # "tool", SQLite's application_id: marks the files of this server
-VERSION = 1  # of the schema, in SQLite's user_version
-CHECKPOINT_SECONDS = 0.2  # longest time that a checkpoint leaves the growing file without its last page
-MIN_SQLITE = (3, 38)  # the first with JSON functions in every build
+APPLICATION = 0x746F6F6C  # "tool", SQLite's application_id, which marks the files of this server
+VERSION = 1  # number of the schema, in SQLite's user_version
+CHECKPOINT_SECONDS = 0.2  # maximum time that a growing file may lack its last page during a checkpoint
+MIN_SQLITE = (3, 38)  # the first version with JSON functions in every build
 RETRY_SECONDS = 0.01
 BUSY_SECONDS = 10  # longer than the 5 s after which the supervisor kills a worker that hangs inside a transaction
-MAX_STATEMENTS = 128  # prepared and cached
-RESERVED_BYTES = 20 * 2**20  # of the `.reserve` file: enough to copy the write-ahead log and so reuse its space
+MAX_STATEMENTS = 128  # maximum number of prepared statements of a connection
+RESERVED_BYTES = 20 * 2**20  # size of the `.reserve` file: enough to copy the write-ahead log and so reuse its space
 FULL_BYTES = 4 * 2**20  # a disk with less free space counts as full
-SHRINK_PAGES = 1000  # returned to the file system in one transaction
-MAX_FREE_PAGES = 4000  # kept in the file for later, or a quarter of the file if that is more
-MAX_LOG_BYTES = 20 * 2**20  # of the write-ahead log; only one large transaction makes it longer
+SHRINK_PAGES = 1000  # number of pages that one transaction returns to the file system
+MAX_FREE_PAGES = 4000  # number of free pages that stay in the file for later, or a quarter of the file if that is more
+MAX_LOG_BYTES = 20 * 2**20  # a longer write-ahead log is truncated; only a large transaction makes it longer
 
 
 class SqliteFile:
-    """A database file with a lock that this process holds, exclusively or shared with others.
+    """A database file that this process has locked, exclusively or together with other processes.
 
     Args:
         path: The file's path. A missing file is created.
-        exclusive: No other process may open the file.
+        exclusive: Whether to lock the file so that no other process can open it.
 
     Attributes:
-        transactions: Number of transactions so far; a failed one counts twice. Read it only within a transaction.
+        transactions: Number of transactions so far. A failed transaction counts twice. Read it only in a transaction.
 
     Raises:
         SettingsError: The file can't be opened.
-        StoreInUseError: Another process has locked it.
+        StoreInUseError: Another process has locked the file.
     """
 
     def __init__(self, path: Path, *, exclusive: bool) -> None:
@@ -162,8 +163,8 @@ class SqliteFile:
         self._names = str(self._path), str(self._log)
         self._reserve = path.with_name(path.name + ".reserve")
         self.transactions = 0
-        self._write_error = ""  # of the last transaction; "" if it succeeded or another process held the lock
-        self._is_cut = False  # the file has lost pages; from then on nothing is acknowledged
+        self._write_error = ""  # error of the last transaction; "" if it succeeded or another process held the lock
+        self._is_cut = False  # whether the file has lost pages; nothing is acknowledged then
         self._writing = threading.Lock()
         self._readers: deque[sqlite3.Connection] = deque()  # idle connections
         self._closed = False
@@ -211,6 +212,7 @@ class SqliteFile:
         return connection
 
     def read(self, statement: str, *parameters: object) -> Sequence[tuple[Any, ...]]:
+        """Run a statement that reads, and return its rows."""
         with translated_errors:
             try:
                 reader = self._readers.pop()
@@ -224,14 +226,15 @@ class SqliteFile:
                     self._close_readers()
 
     def write(self) -> Self:
-        """Return a context manager that runs its block in one transaction. It yields the connection.
+        """Return a context manager for a block that is one transaction. `as` gives the connection.
 
         Raises:
             OverloadedError: Nothing was stored, because the disk is full, or the file is locked or missing.
         """
-        return self  # not a generator, which is slower to enter: every call does it
+        return self  # instead of a generator, because every call enters this block, and a generator is slower
 
     def __enter__(self) -> sqlite3.Connection:
+        """Begin a transaction, and return the connection. Other threads wait until its end."""
         self._writing.acquire()
         self.transactions += 1
         try:
@@ -242,6 +245,7 @@ class SqliteFile:
         return self._writer
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Commit the transaction, or roll it back after an error."""
         try:
             if error is None:
                 try:
@@ -259,11 +263,11 @@ class SqliteFile:
     def _undo(self, error: BaseException) -> None:
         """Roll back the transaction after an error. Raise a SQLite error as the error of a store."""
         self.transactions += 1
-        if self._writer.in_transaction:  # SQLite itself rolls back after some errors
+        if self._writer.in_transaction:  # after some errors SQLite has already rolled back
             self._writer.execute("ROLLBACK")
         if isinstance(error, sqlite3.OperationalError) and not is_busy(error):
             self._write_error = str(error)
-            self._restart_log("PASSIVE")  # so that its space can be reused
+            self._restart_log("PASSIVE")  # so that the log's space can be reused
         translate(error)
 
     def check(self) -> None:
@@ -280,7 +284,7 @@ class SqliteFile:
         return disk.f_bavail * disk.f_frsize if disk.f_blocks else float("inf")
 
     def use_reserve(self) -> bool:
-        """Free the reserved space if the last transaction failed. Return whether there was reserved space."""
+        """If the last transaction failed, free the reserved space. Return whether space was freed."""
         if not self._write_error:
             return False
         try:
@@ -292,7 +296,7 @@ class SqliteFile:
         return True
 
     def keep_reserve(self) -> None:
-        """Reserve space for deletions, if the disk has twice as much free."""
+        """Reserve space for deletions, if the disk has twice as much free space."""
         if self._write_error or self._reserve.exists() or self._free_bytes() < 2 * RESERVED_BYTES:
             return
         with suppress(OSError):
@@ -305,9 +309,10 @@ class SqliteFile:
                 os.close(reserve)
 
     def shrink(self) -> bool:
-        """Return some free pages to the file system. Return whether there may be more.
+        """Return some free pages to the file system. Return whether there may be more free pages.
 
-        A file that was restored from a dump of its rows doesn't shrink: SQLite sets that when the file is created.
+        A file that was restored from a dump of its rows doesn't shrink, because SQLite enables that only when it
+        creates a file.
         """
         with translated_errors, self._writing:
             free, pages, vacuum = (
@@ -318,30 +323,35 @@ class SqliteFile:
             if has_more:
                 try:
                     self._vacuum()
-                except sqlite3.OperationalError:  # the log filled the disk: copy it, so that its space can be reused
+                except sqlite3.OperationalError:  # the log filled the disk, so copy it, to reuse its space
                     self._restart_log("PASSIVE")
                     self._vacuum()
         return has_more
 
     def _vacuum(self) -> None:
-        # With `executescript`: `execute` would return only one page.
+        """Return up to `SHRINK_PAGES` free pages to the file system."""
+        # `execute` would return only one page, because it stops after the statement's first row.
         self._writer.executescript(f"PRAGMA incremental_vacuum({SHRINK_PAGES})")
 
     def shorten_log(self, *, shrunk: bool) -> None:
-        """Truncate a long log. After a `shrink`, copy the log, so that the file becomes shorter."""
+        """Truncate the log if it is long. If the file was shrunk, copy the log, so that the file becomes shorter."""
         is_long = self._log.stat().st_size > MAX_LOG_BYTES
         if is_long or shrunk:
             with self._writing:
                 self._restart_log("TRUNCATE" if is_long else "PASSIVE")
 
     def _restart_log(self, mode: str) -> None:
-        """Copy the write-ahead log into the database, as far as readers don't block that."""
+        """Copy the write-ahead log into the database, as far as running reads allow.
+
+        Args:
+            mode: Mode of SQLite's checkpoint: PASSIVE, or TRUNCATE to empty the log, too.
+        """
         checkpoint(self._writer, mode, 0)
         self._writer.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
 
     def _stat(self) -> tuple[tuple[int, ...], int, int]:
         """Return inodes and devices of the file and its log, the file's size, and the log's size."""
-        # With `os.stat`: this runs after each transaction, and `Path.stat` takes three times as long.
+        # `Path.stat` would take three times as long, and this runs after each transaction.
         file, log = os.stat(self._names[0]), os.stat(self._names[1])  # noqa: PTH116
         return (file.st_ino, file.st_dev, log.st_ino, log.st_dev), file.st_size, log.st_size
 
@@ -362,10 +372,13 @@ class SqliteFile:
         )
 
     def _check_whole(self) -> None:
-        """Check that a file that has become shorter has all its pages, as after `shrink`, and wasn't cut.
+        """Check that a file that has become shorter still has all its pages. `shrink` keeps them; a truncation doesn't.
 
-        A connection that ignores the log detects missing pages when it opens the file. On a full disk this can't be
-        checked: a page may be missing in the file because it couldn't be copied from the log, which still has it.
+        A connection that ignores the log detects missing pages when it opens the file. On a full disk the check is
+        impossible, because a page may be in the log only.
+
+        Raises:
+            OverloadedError: The file was truncated.
         """
         deadline = time.monotonic() + CHECKPOINT_SECONDS
         while not self._is_cut:
@@ -381,7 +394,7 @@ class SqliteFile:
         )
 
     def close(self) -> None:
-        """Close the connections and unlock the file. A running read closes its own connection."""
+        """Close the connections, and unlock the file. A running read closes its own connection afterwards."""
         self._checkpoints.close()
         with self._writing:
             self._closed = True
@@ -395,11 +408,13 @@ class SqliteFile:
             detach([self._lock_file.fileno(), *_descriptors_of(f"{self._path}{end}" for end in ("", "-wal", "-shm"))])
 
     def _close_readers(self) -> None:
+        """Close the idle connections of readers."""
         with suppress(IndexError):
             while True:
                 self._readers.pop().close()
 
     def _prepare(self, *, exclusive: bool) -> None:
+        """Create the tables in a new file, or check the schema of an old file. Then set options of the connection."""
         execute = self._writer.execute
         execute("PRAGMA auto_vacuum = INCREMENTAL")  # affects only a new file
         execute("BEGIN IMMEDIATE")
@@ -428,7 +443,7 @@ class SqliteFile:
         execute("PRAGMA synchronous = NORMAL")  # in WAL mode this survives the end of the process, kill -9 included
 
     def _write_ahead(self) -> None:
-        """Switch to WAL mode, with retries: here SQLite doesn't wait for other processes that open the file."""
+        """Switch to WAL mode, with retries, because SQLite doesn't wait here for processes that open the file, too."""
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -442,7 +457,7 @@ class SqliteFile:
 
 
 def _descriptors_of(paths: Iterable[str]) -> list[int]:
-    """Return this process' descriptors of files, also those that SQLite has opened."""
+    """Return this process' descriptors of files, including the descriptors that SQLite has opened."""
     files, descriptors = set(), []
     for path in paths:
         with suppress(OSError):

@@ -1,6 +1,6 @@
 """List of sessions in the SQLite store.
 
-A page is one statement that follows one index, so its time doesn't grow with the number of sessions.
+A page of the list is one statement with one index, so its time doesn't grow with the number of sessions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from toolpack_server.stores.base import SessionQuery
 
 
 class SqliteListing:
-    """The rows of all sessions that match a query; its limit is ignored."""
+    """The rows of all sessions that match a query. The query's limit is ignored."""
 
     def __init__(self, file: SqliteFile, query: SessionQuery) -> None:
         self._file = file
@@ -24,14 +24,15 @@ class SqliteListing:
         if parent is not None:
             conditions.append("parent = ?")
         if owner is not None:
-            # The plus makes SQLite use the index of parents: a session has fewer forks than an owner has sessions.
+            # The plus keeps SQLite from using the index of owners. The index of parents is better, because a session
+            # has fewer forks than an owner has sessions.
             conditions.append("owner = ?" if parent is None else "+owner = ?")
         conditions.append("(created_at, id) < (?, ?)" if newest_first else "id > ?")
         order = "created_at DESC, id DESC" if newest_first else "id"
         self._statement = sql.LIST.format(conditions=" AND ".join(conditions), order=order)
 
     def rows(self, page_size: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows, which are read in pages of this size."""
+        """Yield the rows. They are read in pages of `page_size` rows."""
         labels, after = self._query.labels, self._query.after
         while True:
             page = self._page(after, page_size)
@@ -41,12 +42,14 @@ class SqliteListing:
             after = page[-1][1]
 
     def _page(self, after: str, limit: int) -> Sequence[tuple[Any, ...]]:
+        """Return up to `limit` rows after the session `after`, without comparing labels."""
         start: list[object] = [after]
         if self._query.newest_first:
             start = [self._created_at(after) if after else float("inf"), after]
         return self._file.read(self._statement, *self._parameters, *start, limit)
 
     def _created_at(self, session_id: str) -> float:
+        """Return the creation time of a session, or raise `SessionNotFoundError`."""
         for (created_at,) in self._file.read(sql.CREATED_AT, session_id):
             return float(created_at)
         raise SessionNotFoundError

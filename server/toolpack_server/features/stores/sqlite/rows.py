@@ -1,7 +1,4 @@
-"""Rows of sessions, blobs and histories in the SQLite store.
-
-All functions run inside a transaction.
-"""
+"""Rows of sessions, blobs and histories in the SQLite store. The functions must be called inside a transaction."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -16,7 +13,12 @@ from toolpack_server.stores.blob_stubs import size_of
 
 
 def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:
-    """Return the parameters of a row of `ADD_SESSIONS`."""
+    """Return the parameters of `ADD_SESSIONS` for one session.
+
+    Args:
+        session: The session.
+        digest: The digest of its recipe.
+    """
     return (
         session.id,
         session.agent_key,
@@ -46,7 +48,16 @@ def find_blob(writer: sqlite3.Connection, blob: str) -> tuple[int, int] | None:
 
 
 def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) -> tuple[int, int]:
-    """Add a blob if it is new. Return its key and its size in bytes."""
+    """Add a blob if the store doesn't have it. Return its key and its size in bytes.
+
+    Args:
+        writer: The connection.
+        blob: The id of the blob.
+        blobs: The bytes of new blobs, by id.
+
+    Raises:
+        MissingBlobError: The blob is neither in the store nor in `blobs`.
+    """
     if (body := blobs.get(blob)) is not None:
         added = writer.execute(sql.INSERT_BLOB, (None, blob, body))
         if added.rowcount and added.lastrowid:
@@ -58,7 +69,13 @@ def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) 
 
 
 def add_history(writer: sqlite3.Connection, after: int, history: History) -> None:
-    """Insert the records of the sessions whose key is above `after`, and set their oldest version."""
+    """Insert the records of a history for new sessions, and set their oldest version.
+
+    Args:
+        writer: The connection.
+        after: The last key of a session before. The new sessions have greater keys.
+        history: The history, which all new sessions have.
+    """
     if history.oldest > 1:
         writer.execute(sql.OLDEST_OF_NEW, (history.oldest, after))
     totals = accumulate(len(record.body) for record in history.records)

@@ -1,16 +1,17 @@
 """Tables and statements of the SQLite store.
 
-A read is one statement, so it sees one consistent state. Keys of sessions and recipes are never reused (AUTOINCREMENT).
-So the rows of a deleted session can be deleted later, and a recipe can be cached by its key. The key of a blob may be
-reused once no row refers to it. Large rows are appended and found through small indices, which writes fewer pages than
-keeping them in order.
+A read is one statement, so it sees one consistent state. Keys of sessions and recipes are never used again
+(AUTOINCREMENT). So the rows of a deleted session can be deleted later, and a recipe can be cached by its key. The key
+of a blob may be used again when no row refers to the blob. Large rows are appended and found through small indices.
+That writes fewer pages than keeping the rows in order.
 
-`kept` has the rows of deleted sessions that are kept for their forks. `deleted` lists sessions with further rows to
-delete: records from a place on and changes from a version on. It also has the parent, which may be deleted with them.
+The column `place` is the index of a record. The table `kept` has the rows of deleted sessions that are kept for their
+forks. The table `deleted` lists sessions with remaining rows to delete: records from a place on, and changes from a
+version on. It also has the parent, which may be deleted together with these rows.
 
-Many rows are written or read in few steps: Python releases its interpreter lock in each step of SQLite, and gets it
-back only milliseconds later while other threads compute. One statement inserts a power of two of rows, so that few
-statements are prepared.
+Many rows are written or read in few steps. Python releases its interpreter lock in each step of SQLite, and while other
+threads compute, it gets the lock back only milliseconds later. One statement inserts a power of two of rows, so that
+few statements are prepared.
 """
 
 import sqlite3
@@ -20,15 +21,15 @@ from typing import Any
 
 from toolpack_server.stores.blob_stubs import DIGITS, MARK, MAX_STUB_BYTES
 
-SIZES = (64, 32, 16, 8, 4, 2, 1)  # rows in one statement
+SIZES = (64, 32, 16, 8, 4, 2, 1)  # numbers of rows in one statement
 
 
 class Insertion:
     """A statement that inserts several rows.
 
     Args:
-        statement: The statement, with `{rows}` in the place of the rows.
-        values: Number of values of a row.
+        statement: The statement, with `{rows}` in place of the rows.
+        values: Number of values in a row.
     """
 
     def __init__(self, statement: str, values: int) -> None:
@@ -134,7 +135,7 @@ LEASES = f"""
     SELECT id, sessions.holder, coalesce(beat, 0) FROM sessions LEFT JOIN workers ON workers.holder = sessions.holder
     WHERE id {_IN_JSON}
 """  # noqa: S608 - built from constants, here and below
-# max() makes SQLite take `blob` from the row with the maximum.
+# With max(version), SQLite takes `blob` from the row with the maximum.
 GET = f"""{_SESSION},
     (SELECT max(place) FROM records WHERE session = sessions.key), epoch,
     coalesce((SELECT id {_LAST}), ''),
@@ -146,7 +147,7 @@ GET = f"""{_SESSION},
 """  # noqa: S608
 ANCESTOR = f"SELECT {_FACTS} FROM sessions WHERE id = ? UNION ALL SELECT {_FACTS} FROM kept WHERE id = ?"  # noqa: S608
 LIST = f"{_SESSION} FROM sessions WHERE {{conditions}} ORDER BY {{order}} LIMIT ?"
-# All changes in one row: the time depends on the number of rows, not on their content.
+# All changes are in one row, because the time depends on the number of rows, not on their content.
 HISTORY = f"""
     SELECT key, oldest, {_VERSION}, (SELECT json_group_array(json_array(version, part, CAST(blob AS TEXT), size))
         FROM changes WHERE session = sessions.key)
@@ -178,7 +179,7 @@ FIND_BLOB = f"""
         THEN CAST(CAST(substr(body, {len(MARK) + 1}, {DIGITS}) AS TEXT) AS INTEGER) ELSE length(body) END
     FROM blobs WHERE id = ?
 """  # noqa: S608
-# For a file with blobs outside it. A trigger, so that it also works for a process that doesn't know of such blobs.
+# For a file with blobs in a bucket. A trigger also works in a process that doesn't support such blobs.
 CREATE_OUTSIDE = (
     "CREATE TABLE IF NOT EXISTS outside (name TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS dropped (stub BLOB NOT NULL)",
@@ -193,7 +194,7 @@ SET_OUTSIDE_NAME = "INSERT INTO outside VALUES (?)"
 ANY_DROPPED = "SELECT 1 FROM dropped LIMIT 1"
 DROPPED = "SELECT rowid, stub FROM dropped LIMIT ?"
 DELETE_DROPPED = f"DELETE FROM dropped WHERE rowid {_IN_JSON}"  # noqa: S608
-# For new sessions: their keys are above the last key before.
+# For new sessions, which have greater keys than all sessions before.
 ADD_CHANGE_OF_NEW = "INSERT INTO changes SELECT key, ?, ?, ?, ? FROM sessions WHERE key > ?"
 ADD_RECORD_OF_NEW = """
     INSERT INTO records (session, place, version, call_id, id, total, body)
@@ -263,7 +264,7 @@ RECORDS_AT = """
         (SELECT key FROM kept WHERE id = wanted.value ->> 0)
     ) AND place BETWEEN wanted.value ->> 1 AND wanted.value ->> 2
 """
-# The first row of `clock` is the last reading, the second (which may be missing) the number of uncounted seconds.
+# The first row of `clock` is the last reading. The second row is the number of uncounted seconds; it may be missing.
 CLOCK = """
     SELECT (SELECT noted FROM clock ORDER BY rowid LIMIT 1),
         coalesce((SELECT noted FROM clock ORDER BY rowid LIMIT 1 OFFSET 1), 0.0)
@@ -304,7 +305,7 @@ ALONE = f"""
 """  # noqa: S608
 DELETE_SESSIONS = f"DELETE FROM sessions WHERE key {_IN_JSON}"  # noqa: S608
 DELETE_ALL_LATER = "REPLACE INTO deleted (session, place, version) SELECT value, 0, 0 FROM json_each(CAST(? AS TEXT))"
-# Among the first rows of `deleted`: the sessions with few rows and bytes to delete.
+# The sessions with few rows and bytes to delete, among the first rows of `deleted`.
 SMALL_DELETED = """
     SELECT json_group_array(session) FROM (SELECT * FROM deleted ORDER BY session LIMIT ?) AS first
     WHERE place = 0 AND version = 0 AND parent IS NULL

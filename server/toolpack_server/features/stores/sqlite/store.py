@@ -1,9 +1,9 @@
-"""Store in one SQLite file: embedded, durable, for one or several processes on one machine.
+"""Store in one SQLite file, for one or several processes on one machine.
 
-A read is one statement, a change is one short transaction. A commit is a compare-and-swap on the unique index of its
-record: the insert fails if another commit was first.
+A read is one statement, and a change is one short transaction. A commit checks the head of its session in the
+transaction that writes the record.
 
-References aren't counted: a blob or a recipe is deleted when no row refers to it.
+The store doesn't count references. It deletes a blob or a recipe after checking that no row refers to it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ from toolpack_server.stores.base import (
 )
 from toolpack_server.stores.history import Change, fitting, trim
 
-MIN_PAGE_SIZE = 100  # sessions that `list` reads at a time if it filters by labels, which few sessions may have
+MIN_PAGE_SIZE = 100  # minimum number of sessions that `list` reads at a time if few may have the labels
 
 
 class RowGoneError(Exception):
@@ -67,6 +67,7 @@ class SqliteStore:
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
+        """Add sessions in one transaction. Sessions that are stored already stay unchanged."""
         changes = [*((0, *row) for row in parts.items()), *history.rows()]
         digests = {session.recipe: digest(session.recipe) for session in sessions}
         with self._file.write() as writer:
@@ -78,16 +79,18 @@ class SqliteStore:
             for version, part, blob in changes:
                 writer.execute(sql.ADD_CHANGE_OF_NEW, (version, part, *stored[blob], last))
             add_history(writer, last, history)
-            # If all sessions existed already, nothing refers to the new blobs.
+            # If all sessions existed already, no row refers to the new blobs, so this deletes them again.
             writer.executemany(sql.FREE_BLOB, ((key,) for key, _ in stored.values()))
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
+        """Return a session and its head, or None."""
         with suppress(RowGoneError):
             for row in self._file.read(sql.GET, session_id):
                 return self._session(row[:13]), _head(row[13:])
         return None
 
     def ancestor(self, session_id: str) -> StoredSession | None:
+        """Return a session that exists or is kept for its forks, or None."""
         with suppress(RowGoneError):
             for row in self._file.read(sql.ANCESTOR, session_id, session_id):
                 return self._session(row)
@@ -101,6 +104,7 @@ class SqliteStore:
         return self._commits.apply(commits)
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return blobs by id."""
         bodies = {}
         for blob in ids:
             rows = self._file.read(sql.BLOB, blob)
@@ -110,6 +114,7 @@ class SqliteStore:
         return bodies
 
     def parts_at(self, session_id: str, version: int) -> Mapping[str, str]:
+        """Return the blob ids of a version. A kept session has only version 0, or none if it is a fork."""
         rows = self._file.read(sql.PARTS_AT, version, session_id) or self._file.read(sql.FIRST_PARTS_KEPT, session_id)
         if not rows:
             raise SessionNotFoundError
@@ -123,12 +128,14 @@ class SqliteStore:
         return Record(*rows[0]) if rows else None
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
+        """Return records after an index. With `max_bytes`, read their sizes first."""
         if max_bytes is not None:
             sizes = self._file.read(sql.RECORD_SIZES, session_id, session_id, after, limit)
             limit = len(fitting(sizes, lambda row: int(row[0]), max_bytes))
         return [Record(*row) for row in self._file.read(sql.RECORDS, session_id, session_id, after, limit)]
 
     def records_at(self, ranges: Sequence[tuple[str, range]]) -> list[list[Record]]:
+        """Return the records in each range, with one statement for all ranges."""
         groups: list[list[Record]] = [[] for _ in ranges]
         bounds = [(session_id, indices.start, indices.stop - 1) for session_id, indices in ranges]
         for number, *row in self._file.read(sql.RECORDS_AT, orjson.dumps(bounds)):
@@ -136,6 +143,7 @@ class SqliteStore:
         return [sorted(records, key=lambda record: record.index) for records in groups]
 
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
+        """Delete old versions by the rules of `history.trim`, in several short transactions."""
         rows = self._file.read(sql.HISTORY, session_id)
         if not rows:
             return
@@ -144,7 +152,7 @@ class SqliteStore:
         for *change, size in sorted(orjson.loads(history)):
             changes.append(Change(*change))
             sizes[change[2]] = size
-        # Outside the transaction: meanwhile a session can only get newer versions.
+        # Computed outside the transaction, because a session can only get newer versions meanwhile.
         keep_from, unneeded = trim(changes, range(oldest, version + 1), sizes, keep_versions, keep_bytes)
         if keep_from == oldest:
             return
@@ -159,8 +167,9 @@ class SqliteStore:
             writer.execute(sql.RENEW, (expires_at, session_id))
 
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
+        """Return the sessions that match a query, with their versions. Damaged rows are skipped."""
         sessions: list[tuple[StoredSession, int]] = []
-        # One more than the limit: the loop ends at the row after the last one.
+        # One more row than the limit, because the loop ends at the row after the last session.
         for *session, version in SqliteListing(self._file, query).rows(
             max(query.limit + 1, MIN_PAGE_SIZE if query.labels else 0)
         ):
@@ -193,8 +202,9 @@ class SqliteStore:
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
+        """Acquire leases. Return the heads of the sessions, or the leases of other holders."""
         ids = orjson.dumps([*session_ids])
-        # Read first, without a write transaction: a worker that waits for a lease tries often.
+        # Read first, without a write transaction, because a worker that waits for a lease tries often.
         leases = _leases(self._file.read(sql.LEASES, ids))
         if not _grantable(leases, holder, dead):
             return [leases.get(session_id) for session_id in session_ids]
@@ -215,6 +225,7 @@ class SqliteStore:
             writer.execute(sql.ASK, (holder, session_id))
 
     def heartbeat(self, holder: str) -> Collection[str]:
+        """Count a heartbeat, and return the sessions that other workers have asked for."""
         with self._file.write() as writer:
             writer.execute(sql.HEARTBEAT, (holder,))
             rows = writer.execute(sql.TAKE_ASKED, (holder,))
@@ -226,6 +237,7 @@ class SqliteStore:
                 writer.execute(statement, (holder,))
 
     def outside_name(self, new: str) -> str:
+        """Return the name of this store in its bucket. If it has none, set it to `new`."""
         if not self._file.read(sql.HAS_OUTSIDE):
             if not new:
                 return ""
@@ -237,6 +249,7 @@ class SqliteStore:
         return str(self._file.read(sql.OUTSIDE_NAME)[0][0])
 
     def take_dropped(self, limit: int) -> Sequence[bytes]:
+        """Remove and return the stubs of some deleted blobs."""
         if not self._file.read(sql.ANY_DROPPED):
             return []
         with self._file.write() as writer:
@@ -251,6 +264,7 @@ class SqliteStore:
         self._file.close()
 
     def _session(self, row: Sequence[Any]) -> StoredSession:
+        """Return a session from its columns. Raise `RowGoneError` if it was deleted meanwhile."""
         recipe, id_, agent_key, owner, labels, ttl_seconds, created_at, expires_at, *parent, details = row
         return StoredSession(
             id_,
@@ -266,6 +280,7 @@ class SqliteStore:
         )
 
     def _read_recipe(self, key: int) -> bytes:
+        """Return a recipe. Raise `RowGoneError` if it was deleted meanwhile."""
         rows = self._file.read(sql.RECIPE, key)
         if not rows:
             raise RowGoneError
@@ -274,14 +289,16 @@ class SqliteStore:
 
 
 def _leases(rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
+    """Return leases by session id. A free lease has the holder None."""
     return {id_: Lease(holder, heartbeat) for id_, holder, heartbeat in rows}
 
 
 def _grantable(leases: Mapping[str, Lease], holder: str, dead: Collection[Lease]) -> Sequence[str]:
-    """Return the sessions whose leases can be granted to a holder."""
+    """Return the ids of the sessions with leases that can be granted to a holder."""
     return [id_ for id_, lease in leases.items() if lease.holder in {None, holder} or lease in dead]
 
 
 def _head(row: Sequence[Any]) -> Head:
+    """Return a head from its columns."""
     version, index, epoch, last, size, parts = row
     return Head(-1 if index is None else index, version, orjson.loads(parts), epoch, last, size)
