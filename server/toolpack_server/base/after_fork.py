@@ -18,7 +18,7 @@ _callbacks: list[weakref.WeakMethod[Callable[[], object]]] = []
 
 
 def run_after_fork(act: Callable[[], object]) -> None:
-    """Register a bound method, which each forked process calls first. The registry doesn't keep its object alive."""
+    """Register a bound method, which each forked process calls first, unless the method's object was freed."""
     _callbacks[:] = [each for each in _callbacks if each() is not None]
     _callbacks.append(weakref.WeakMethod(act))
 

@@ -33,7 +33,7 @@ class ModuleRngs:
         A generator that gets a seed later in the block is removed.
         """
         seed = random.Random.seed
-        numbers = Counter[str]()  # of generators, by module
+        numbers = Counter[str]()  # number of generators, by module
 
         def seed_and_register(generator: random.Random, a: Any = None, version: int = 2) -> None:
             """Seed a generator, and add it to the registry unless it got a seed."""
@@ -65,7 +65,7 @@ class ModuleRngs:
 
 
 def _caller() -> str:
-    """Return the name of the module that creates a generator: the first one on the stack besides `random`."""
+    """Return the name of the module that creates a generator: the first module on the stack besides `random`."""
     frame = sys._getframe(2)  # noqa: SLF001 - the caller of `seed_and_register`
     while frame.f_back is not None and frame.f_globals.get("__name__") == random.__name__:
         frame = frame.f_back

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_labels: dict[int, str] = {}  # by `threading.get_ident()`
+_labels: dict[int, str] = {}  # labels by `threading.get_ident()`
 
 
 def label_of(thread: int) -> str:

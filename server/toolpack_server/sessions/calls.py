@@ -170,7 +170,7 @@ class CallOperation(SessionOperation):
         if request.expected_version is not None and request.expected_version != state.version:
             raise VersionConflictError(request.expected_version, state.version)
         live = state.take_live()
-        if plan.policy:  # decode the environments again, so that a repeated call has equal ones
+        if plan.policy:  # decode the environments again, so that a repeated call gets equal environments
             live = {name: copy for name, copy in live.items() if is_piece(name)}
         snapshot = Snapshot(state.parts, blobs, live)
         if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # check before the function runs in vain
@@ -378,7 +378,7 @@ class CallKind(RecordKind):
         return text
 
     def why_heard(self, shown: Shown) -> str:
-        """Return why the answer to the caller differs from the real outcome. Only a subclass has such records."""
+        """Return why the answer to the caller differs from the real outcome. A subclass that changes answers has it."""
         raise NotImplementedError
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:

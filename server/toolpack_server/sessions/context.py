@@ -75,7 +75,7 @@ class SessionContext:
         self.runner = runner
         self.quotas = Quotas(store, settings)
         self.creation_hooks: list[CreationHook] = []
-        self.session_request: type[SessionRequest] = SessionRequest  # with the parameters that features add
+        self.session_request: type[SessionRequest] = SessionRequest  # class of requests with the features' parameters
         self.filters: list[SessionFilter] = []
         self.operation_hooks: list[SessionHook] = []
         self.initial = InitialEnvironments(

@@ -40,7 +40,7 @@ from toolpack_server.volumes.volume import is_piece
 
 RECOUNT_SECONDS = 1.0
 OWN_SESSIONS = 10  # number of sessions that a worker may add before it counts again, even if the limit is small
-_INTERVAL_SECONDS = 1e-6  # between the creation times of one request's sessions, so that lists keep their order
+_INTERVAL_SECONDS = 1e-6  # difference of the creation times of one request's sessions, so that lists keep their order
 
 
 class NewSession(NamedTuple):
@@ -375,8 +375,8 @@ class SessionFactory:
     def earlier_sessions(self, owner: str, creation: Creation | None, count: int) -> list[StoredSession]:
         """Return the sessions that the same request created before.
 
-        If the first of them was closed, return none. The caller then creates the sessions again, which changes only
-        those that were closed.
+        If the first of these sessions was closed, return an empty list. The caller then creates all of them again,
+        which leaves the open sessions unchanged.
 
         Args:
             owner: The owner.

@@ -52,7 +52,7 @@ class CreationHook:
             toolpacks: Names of the session's toolpacks, which are loaded.
         """
 
-    def details(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - likewise
+    def details(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
         """Return the feature's data, by name, for this session only. Forks have their own details."""
         return {}
 

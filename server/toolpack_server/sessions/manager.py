@@ -257,7 +257,7 @@ class SessionManager:
         """Read sessions in a thread: `await sessions.read(lambda reader: reader.describe(session_id, owner), owner)`.
 
         If `read` raises a `HeavyReadError`, it is repeated in `compute` with a reader without a size limit. At most two
-        such reads run at once, at most one per owner, and owners take turns.
+        heavy reads run at once, at most one per owner, and owners take turns.
         """
         try:
             return await self._do(lambda: read(self._reader), effect_text)
@@ -450,7 +450,7 @@ class SessionManager:
             await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS)
         except RequestError as error:
             return False, str(error)
-        except Exception:  # noqa: BLE001 - any other error means that the store doesn't answer
+        except Exception:  # noqa: BLE001 - after any other error, the store doesn't answer
             return False, "The store doesn't answer."
         return True, ""
 

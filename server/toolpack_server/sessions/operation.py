@@ -162,7 +162,7 @@ class SessionOperation:
         self._started_at = time.time()
         if not self.starts_clock:
             start_clock(seconds)
-        if self.recorded_call_id is not None and not self.links:  # with links, it was looked up before the first link
+        if self.recorded_call_id is not None and not self.links:  # with links, this was done before the first link
             # Records of earlier operations that aren't stored yet are in `state.uncommitted`.
             earlier = self.earlier_record(feature_options, state.uncommitted)
             if earlier is not None:

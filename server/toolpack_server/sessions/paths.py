@@ -186,8 +186,8 @@ class Paths:
     def _read(self, pieces: Sequence[_Piece]) -> Iterator[Line]:
         """Yield records as clients see them, after checking that the records at the fork points are unchanged.
 
-        A record's HMAC shows that the record belongs to its session, but not that the fork saw this record. If the
-        record at the fork point has the expected id, all records before it are the expected ones, too.
+        A record's HMAC shows that the record belongs to its session, but not that it was there when the session was
+        forked. If the record at the fork point has the expected id, then all records before it were there, too.
         """
         points = {piece.point for piece in pieces if piece.point is not None}
         # Fork points with a record that isn't in the pieces.

@@ -15,7 +15,7 @@ from toolpack_server.engine.state import SessionState
 from toolpack_server.stores.base import SessionStore
 
 RECOUNT_SECONDS = 10.0
-RECOUNT_FULL_SECONDS = 1.0  # the same, if the estimate is above the limit
+RECOUNT_FULL_SECONDS = 1.0  # maximum age of a count before a request is refused
 RECOUNT_SHARE = 0.01  # maximum share of time for counting, so that counts of an owner with much data are rarer
 OWN_SHARE = 0.01  # share of an owner's limit that a worker may add before the store counts again
 

@@ -20,7 +20,8 @@ from toolpack_server.protocol.senders import CLIENT
 from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import Record, new_record_id
 
-# Prefixes of stored call_ids. An agent's call_id always gets a prefix. A client's gets one only if it begins with one.
+# Prefixes of stored call_ids. An agent's call_id always gets a prefix. A client's call_id gets a prefix only if it
+# begins with a prefix.
 _ADDRESSES, _CLIENTS = "agent:", "client:"
 SMALL_BYTES = 1000  # if several values together are too large, only values above this size are cut
 

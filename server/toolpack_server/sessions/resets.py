@@ -45,7 +45,7 @@ class ResetOperation(SessionOperation):
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
         """Return the older version's parts as a new version.
 
-        If the loaded classes differ from those of version 0, build version 0 again from the recipe.
+        If the classes have changed since version 0 was stored, build version 0 again from the recipe.
 
         Raises:
             ClassesChangedError: The classes of another version have changed, or a toolpack isn't loaded.

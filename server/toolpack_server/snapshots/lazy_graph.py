@@ -468,7 +468,9 @@ class _Writing:
         self._graph = graph
         self._members = members
         self._dumps: dict[int, Dump] = {}
-        self._united: dict[int, int] = {}  # for each group that became a part of another group: the number of the other
+        self._united: dict[
+            int, int
+        ] = {}  # for each group that became a part of another group, the number of the other group
 
     def run(self, *, may_share: bool) -> None:
         """Write the groups."""

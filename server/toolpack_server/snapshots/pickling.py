@@ -1,11 +1,11 @@
 """Serialization of environments to bytes and back. Nothing else in the server turns stored bytes into objects.
 
 Bytes may be forged despite their keyed hash, so the reader's abilities are fixed before the first byte is read.
-Pickle's C implementation does the work, but the only names that it can fetch are those of the operators (see
-`operators.py`), from one dictionary. Nothing is imported, and the bytes can't reach a class. No `__init__`, validator
-or property runs; pickle calls only `__hash__` and `__eq__` of dict keys and set members. The keyed hash is still
-necessary: nothing else stops bytes that allocate gigabytes, or that make pickle call methods of an allowed instance
-(`append`, `__call__`, a property's setter).
+Pickle's C implementation does the work, but the bytes can fetch only the names of operators (see `operators.py`), from
+one dictionary. Nothing is imported, and the bytes can't reach a class. No `__init__`, validator or property runs;
+pickle calls only `__hash__` and `__eq__` of dict keys and set members. The keyed hash is still necessary. Only the hash
+stops bytes that allocate gigabytes, or that make pickle call methods of an allowed instance (`append`, `__call__`, a
+property's setter).
 
 An object is written as a call of an operator, with the class as an argument. Usually this takes one step: the operator
 creates the object with all its state. In a graph with a cycle, an object that contains itself must exist before its

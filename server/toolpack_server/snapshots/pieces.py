@@ -73,7 +73,7 @@ Groups = Mapping[int, Group | None]
 
 
 def referrers(groups: Groups) -> dict[int, list[int]]:
-    """Return the roots that refer to each root: for a number, the roots of the groups that refer to it."""
+    """Return, for the number of each root, the numbers of the roots that refer to that root."""
     roots_by_reference: dict[int, list[int]] = {}
     for group in groups.values():
         for number in group.references if group else ():

@@ -65,7 +65,7 @@ def trim(
         kept: The stored versions, except version 0. The last one is the current version.
         sizes: Sizes of the blobs in bytes, by blob id.
         keep_versions: Maximum number of versions to keep, besides version 0 and the current version.
-        keep_bytes: Maximum total size of the blobs that only those versions need.
+        keep_bytes: Maximum total size of the blobs that only these old versions need.
 
     Returns:
         The oldest version to keep, except version 0, and the changes that no kept version needs.

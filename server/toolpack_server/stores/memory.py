@@ -130,7 +130,7 @@ class MemoryStore:
         self._agents: dict[str, str] = {}  # session ids, by agent key
         self._owners: Counter[str] = Counter()  # number of sessions, by owner
         self._blobs: dict[str, bytes] = {}
-        self._references: Counter[str] = Counter()  # by blob id
+        self._references: Counter[str] = Counter()  # number of changes that refer to a blob, by blob id
         self._clock: tuple[float | None, float] = None, 0.0  # the last reading, and the uncounted seconds
         self._outside_name = ""
         self._dropped: list[bytes] = []  # stubs of deleted blobs

@@ -144,7 +144,7 @@ class Bucket:
             else:
                 self._require_marker()
                 self._each(put, [*bodies])
-                self._require_marker()  # again: the folder may have been unmounted meanwhile
+                self._require_marker()  # because the folder may have been unmounted meanwhile
 
         self._do(put_all)
 

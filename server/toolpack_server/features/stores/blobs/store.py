@@ -65,7 +65,7 @@ def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "Outsid
 
 
 class OutsideBlobs:
-    """Store that keeps large blobs as objects in a bucket. All other methods are those of the inner store.
+    """Store that keeps large blobs as objects in a bucket. Methods that aren't defined here call the inner store.
 
     Args:
         inner: The inner store.
@@ -118,7 +118,7 @@ class OutsideBlobs:
             return answers
         stubs = self._stubs(large)
         answers = self._inner.commit(_with_stubs(commits, large, stubs))
-        if len(stubs) < len(large) and not all(answers):  # as in `create`; for a stored commit, the answer stays True
+        if len(stubs) < len(large) and not all(answers):  # upload all, as in `create`, and send all commits again
             answers = self._inner.commit(_with_stubs(commits, large, self._upload(large)))
         return answers
 

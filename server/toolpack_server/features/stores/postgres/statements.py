@@ -408,7 +408,7 @@ REMOVE_OLD_WORKERS = "DELETE FROM toolpack.workers WHERE at < now() - interval '
 REMOVE_OLD_ASKED = """
     DELETE FROM toolpack.asked a WHERE NOT EXISTS (SELECT FROM toolpack.workers w WHERE w.holder = a.holder)
 """
-SET_ASYNC = f"SELECT {_ASYNC}"  # for writes that are repeated every second
+SET_ASYNC = f"SELECT {_ASYNC}"  # for writes that may be lost, because they are repeated every second
 
 CLOCK = "SELECT noted, uncounted, extract(epoch FROM clock_timestamp())::double precision FROM toolpack.clock"
 LOCK_CLOCK = f"{CLOCK} FOR UPDATE"

@@ -40,7 +40,7 @@ class PostgresStore:
 
     def __init__(self, connections: PostgresConnections) -> None:
         self._connections = connections
-        self._recipes = BoundedCache[bytes, bytes](RECIPE_CACHE_BYTES, len)  # by digest
+        self._recipes = BoundedCache[bytes, bytes](RECIPE_CACHE_BYTES, len)  # recipes, by digest
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool = False) -> "PostgresStore":

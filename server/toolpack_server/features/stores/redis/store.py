@@ -63,7 +63,7 @@ class RedisStore:
 
     def __init__(self, connection: RedisConnection) -> None:
         self._redis = connection
-        self._recipes = BoundedCache[str, bytes](RECIPE_CACHE_BYTES, len)  # by digest
+        self._recipes = BoundedCache[str, bytes](RECIPE_CACHE_BYTES, len)  # recipes, by digest
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool = False) -> "RedisStore":

@@ -50,7 +50,7 @@ class Commits:
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
-        self._heads: dict[str, _CachedHead] = {}  # by session id
+        self._heads: dict[str, _CachedHead] = {}  # the cache, by session id
         self._last_blob = 0  # the highest key of a blob
         # Number and data version of the transaction that filled the cache. None: the cache isn't valid.
         self._cached_at: tuple[int, int] | None = None

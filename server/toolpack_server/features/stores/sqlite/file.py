@@ -432,7 +432,7 @@ class SqliteFile:
                 f"The store {self._path} has schema {version}, but this toolpack-server needs schema {VERSION}: "
                 "run the version that wrote it, or choose another file."
             )
-        if exclusive:  # no other process uses the file: drop old leases and restart epochs
+        if exclusive:  # no other process uses the file, so drop old leases and restart epochs
             for statement in (sql.RESET_LEASES, sql.DELETE_WORKERS, sql.DELETE_ALL_ASKED):
                 execute(statement)
         execute("COMMIT")
@@ -440,7 +440,9 @@ class SqliteFile:
         execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the write-ahead log
         execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")
         execute(f"PRAGMA wal_autocheckpoint = {OWN_CHECKPOINT_PAGES}")
-        execute("PRAGMA synchronous = NORMAL")  # in WAL mode this survives the end of the process, kill -9 included
+        execute(
+            "PRAGMA synchronous = NORMAL"
+        )  # in WAL mode a commit then survives the end of the process, even by kill -9
 
     def _write_ahead(self) -> None:
         """Switch to WAL mode, with retries, because SQLite doesn't wait here for processes that open the file, too."""

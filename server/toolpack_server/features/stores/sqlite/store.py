@@ -54,7 +54,7 @@ class SqliteStore:
         self.shared = shared
         self._file = file
         self._commits = Commits(file)
-        self._recipes = BoundedCache[int, bytes](RECIPE_CACHE_BYTES, len)  # by key; keys are never reused
+        self._recipes = BoundedCache[int, bytes](RECIPE_CACHE_BYTES, len)  # recipes, by key; no key is used twice
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool) -> "SqliteStore":
