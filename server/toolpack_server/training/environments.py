@@ -305,7 +305,7 @@ def _method(described: Mapping[str, Any]) -> Callable[..., str]:
     """Create the method for a function. It doesn't send omitted arguments, so the function's own defaults apply."""
     name, schema = described["name"], described["parameters"]
     properties, required = schema.get("properties", {}), schema.get("required", ())
-    ordered = sorted(properties, key=lambda each: each not in required)
+    ordered = sorted(properties, key=lambda each: each not in required)  # Python wants required parameters first
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     annotations: dict[str, Any] = {}
     for each in ordered:

@@ -129,14 +129,13 @@ class EventHook(OperationHook):
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Effect | None:
         """Run the next due event or check before an operation, or prepare the operation if nothing is due.
 
-        Each event runs this operation again afterwards, so the method runs once for each due event.
-
+        After an event or a check, the operation starts again, so this method runs once more for each of them.
         """
         timeline, events = self.timeline(state), self.events(state.session)
-        if isinstance(operation, FunctionEvent | PlainEvent | ConditionCheck):
+        if isinstance(operation, FunctionEvent | PlainEvent | ConditionCheck):  # this hook has started it
             self._pin(operation, timeline.now if isinstance(operation, ConditionCheck) else operation.event.at)
             return None
-        if operation.after_commits:
+        if operation.after_commits:  # resets, messages, answers and verdicts take no time
             return None
         operation.is_told |= events.speaks  # wakes participants that wait for messages of events
         wait = isinstance(operation, CallOperation) and self._wait(operation, timeline)

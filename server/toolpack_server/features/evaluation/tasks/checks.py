@@ -156,7 +156,7 @@ class _Checks:
                     return UNSTABLE
             except click.ClickException:
                 return UNSTABLE
-            nop_problem = _nop_problem(verdicts.pop(), task)
+            nop_problem = _nop_problem(verdicts.pop(), task)  # the last verdict is on the untouched session
             return nop_problem or problem or (_solution_problem(verdicts[0], task) if verdicts else None)
         finally:
             for session in (solved, untouched):

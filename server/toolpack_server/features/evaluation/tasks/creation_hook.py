@@ -47,6 +47,7 @@ class TaskCreationHook(CreationHook):
     def prepare(self, request: SessionRequest) -> SessionRequest:
         pack, task = find_task(self._catalog, _task(request))
         own = {pack.name: task.options, **task.toolpacks}
+        # If the request gives a toolpack's environment, it isn't built, so the task's options don't apply.
         merged = {name: {**options} for name, options in own.items() if name not in request.environment}
         for name, options in request.options.items():
             merged[name] = {**merged.get(name, {}), **options}

@@ -83,7 +83,6 @@ class _Page:
 
     Args:
         trace: The records of the rollout, by index.
-
     """
 
     def __init__(self, review: Review, trace: Mapping[int, Any], url: str | None) -> None:

@@ -247,7 +247,6 @@ class Tasks:
         Args:
             settled: Skip the check that all events have happened.
             unfinished: The failure of an event that couldn't happen, which makes the verdict invalid.
-
         """
         tracer, began, task = self._sessions.tracer, time.time_ns(), ""
         heavy = self._sessions.heavy_reader
