@@ -1,7 +1,8 @@
 """A program that serves A2A agents: some play a task over MCP, and some misbehave.
 
-It reads the solutions of tasks as a JSON line, and prints its URL. Below the URL are the agents: `/KIND/streaming` and
-`/KIND/blocking`. The methods of `Agent` are kinds that use the official SDK; `raw` has kinds that break the protocol.
+The program reads the solutions of tasks as a JSON line, and prints its URL. The agents are below this URL, at
+`/KIND/streaming` and `/KIND/blocking`. Each method of `Agent` is a kind of agent that uses the official SDK. `raw`
+returns the kinds of agents that break the protocol.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ class Agent(AgentExecutor):
         await getattr(self, self.kind)(updater, url, context.message.metadata["task"])
 
     async def message(self, updater, url, name):
-        """Reply with a message, without a task."""
+        """Reply with a message, and create no A2A task."""
 
     async def solver(self, updater, url, name):
         solution = self.solutions[name]

@@ -1,4 +1,4 @@
-"""The server and the A2A agents of these tests, in processes of their own."""
+"""Start the server and the A2A agents of these tests, each in its own process."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`toolpack-server green-agent`: A2A clients, such as AgentBeats', ask it to judge agents."""
+"""`toolpack-server green-agent`, which A2A clients such as AgentBeats ask to judge agents."""
 
 import asyncio
 import contextlib
@@ -141,7 +141,7 @@ def test_refused_messages_take_no_memory(server):
             status = Path(f"/proc/{process.pid}/status").read_text()
             return int(status.partition("VmRSS:")[2].split()[0])
 
-        assert send(120) - send(20) < 15_000  # KiB: all of them together have 25 MiB
+        assert send(120) - send(20) < 15_000  # KiB: the messages together have 25 MiB
 
 
 def test_ended_assessments_are_forgotten(monkeypatch):

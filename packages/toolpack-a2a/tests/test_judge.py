@@ -1,4 +1,4 @@
-"""`toolpack-server judge`: A2A agents in another process play tasks of a real server, and each gets a verdict."""
+"""`toolpack-server judge`: A2A agents of another process play tasks of a real server and get verdicts."""
 
 import asyncio
 
@@ -125,16 +125,16 @@ def test_tasks_are_named_or_those_of_a_toolpack(server):
 
 
 def test_command_prints_verdicts_and_how_to_evaluate_them(server, url):
-    said = command_line.run(
+    result = command_line.run(
         "judge", "--a2a", f"{url}/solver/streaming", "--url", server.url, "--task", TASK, "--attempts", "2"
     )
-    first, second, count, more = said.stdout.splitlines()
+    first, second, count, more = result.stdout.splitlines()
     assert first.startswith(f"{TASK}: passed, reward 1.0 (session ")
     assert second.endswith(", completed)")
     assert count == "2 of 2 passed."
     label = more.rpartition(" ")[2].partition("=")
     assert len(server.rpc("list_sessions", labels={label[0]: label[2]})) == 2
-    assert (said.returncode, said.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_command_explains_what_is_wrong(server, url):
@@ -149,7 +149,7 @@ def test_command_explains_what_is_wrong(server, url):
         (("--a2a", agent, *here), "Name the tasks to play: --task bank/save-300, or --toolpack bank."),
         (("--a2a", agent, "--task", TASK, "--split", "x", *here), "--split chooses among the tasks of a toolpack"),
     ]:
-        said = CliRunner().invoke(cli, ["judge", *arguments])
-        assert problem in said.output
-        assert isinstance(said.exception, SystemExit)
-        assert said.exit_code > 0
+        result = CliRunner().invoke(cli, ["judge", *arguments])
+        assert problem in result.output
+        assert isinstance(result.exception, SystemExit)
+        assert result.exit_code > 0

@@ -1,4 +1,4 @@
-"""`toolpack-server audit`: it finds tasks that can be cheated and checks that measure nothing."""
+"""`toolpack-server audit`, which finds tasks that an agent can cheat, and checks that measure nothing."""
 
 import json
 import os
@@ -110,7 +110,7 @@ def test_attempts_at_worlds_that_move_run_in_sessions():
 def test_agentdojo_tasks_that_pass_without_calls_are_found():
     pytest.importorskip("agentdojo")
     reports = audited(Settings(store="memory:", packs=("agentdojo-banking",)), pattern="/user_task_1", mutants=1)
-    assert faults(reports) == {("user_task_10", "nothing-passes")}  # though its `nop_passes` declares it
+    assert faults(reports) == {("user_task_10", "nothing-passes")}  # a finding even though its `nop_passes` declares it
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def test_client_calls_are_not_attributed_to_the_agent(tmp_path, monkeypatch):
     assert invoke(*words, "--client", "next_turn").exit_code == 0
     report = json.loads((tmp_path / "r.json").read_text())["tasks"]["counter/turns"]
     assert report["minimal"] == [0, 1, 2]
-    assert report["attempts"]["omit"] == [2, 0]  # the agent's own calls, without the client's
+    assert report["attempts"]["omit"] == [2, 0]  # counts only the agent's calls, not the client's
 
 
 # The command line
@@ -553,7 +553,7 @@ def test_toolpack_that_cannot_be_loaded_fails_the_audit(tmp_path):
 
 @pytest.mark.parametrize("where", ["os.getpid() != int(os.environ['FIRST'])", "'PYTHONHASHSEED' in os.environ"])
 def test_failed_import_in_an_audit_process_is_no_fault_of_a_task(tmp_path, monkeypatch, where):
-    """For example, a library's import may exceed the time limit on a busy machine."""
+    """An import may fail by itself: on a busy machine, the import of a library may exceed the time limit."""
     monkeypatch.setattr(processes, "HASH_SEEDS", ("1",))
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     counter(tmp_path)

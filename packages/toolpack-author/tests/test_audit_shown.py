@@ -13,7 +13,7 @@ def test_progress_bar_is_shown_only_on_a_terminal():
     bar, printed = with_errors_on_a_terminal(*arguments)
     assert "Auditing tasks" in bar
     assert "100%" in bar
-    assert bar.endswith("\x1b[?25h\n")  # The cursor is visible again.
+    assert bar.endswith("\x1b[?25h\n")  # shows the cursor again
     piped = run(*arguments)
     assert piped.stderr == ""
     assert len(printed.splitlines()) == len(piped.stdout.splitlines()) > 0

@@ -23,7 +23,7 @@ LIMITS = {
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch):
-    """Raise the time limits for slow machines, and unload modules that an earlier test loaded under the same name."""
+    """Raise the time limits for slow machines, and unload modules with a name that an earlier test has used."""
     for module, name in LIMITS.values():
         monkeypatch.setattr(module, name, serving.PATIENCE)
     monkeypatch.setattr(loading, "IMPORT_SECONDS", serving.PATIENCE)

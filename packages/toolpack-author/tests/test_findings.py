@@ -1,4 +1,4 @@
-"""The findings that passing attempts lead to: the table of findings in docs/write/tasks.md."""
+"""The findings about attempts that pass, as the table in docs/write/tasks.md describes them."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def verdict(reward):
 
 
 def kinds_of(*results, changing=(0,), says=True):
-    """Return the kinds and levels of the findings after these attempts, each given as its kind and reward."""
+    """Return the kinds and levels of the findings about attempts. An attempt is a pair of its kind and its reward."""
     attempts = [
         AttemptResult(Attempt(kind, 1, (), "", f"try {at}"), verdict(r)) for at, (kind, r) in enumerate(results)
     ]

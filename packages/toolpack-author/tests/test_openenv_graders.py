@@ -1,4 +1,4 @@
-"""The graders for OpenEnv: OpenEnv finds them, runs them and uses their results.
+"""The graders for OpenEnv. OpenEnv must find the graders, run them and use their results.
 
 The tests run in the Python that TRAINERS names, which has OpenEnv. They call OpenEnv's own functions, because `openenv
 validate` 0.10 loads only its built-in graders.

@@ -1,6 +1,6 @@
-"""Servers that break one guarantee each: our server with one change, in the process or in a proxy before it.
+"""Servers that break one guarantee each: this project's server with one change, in its process or in a proxy before it.
 
-`BROKEN` lists all of them, each with the probe of `toolpack-server conform` that must detect it.
+`BROKEN` lists the servers, each with the probe of `toolpack-server conform` that must detect the change.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ from toolpack_server.sessions.manager import SessionManager
 
 
 class Proxy(httpx.BaseTransport):
-    """A proxy that passes everything on unchanged. Each subclass breaks one guarantee.
+    """A proxy that forwards all requests and answers unchanged. Each subclass breaks one guarantee.
 
     Attributes:
-        sessions: The created sessions by id, in order.
-        parents: The parent's id by the id of each fork.
+        sessions: The sessions that were created, by id, in the order of their creation.
+        parents: The id of each fork's parent, by the fork's id.
     """
 
     def __init__(self):
@@ -139,7 +139,7 @@ def asks(change):
 
 
 def answers(method, change):
-    """Return a proxy that changes the results of a method, or of all methods with `*`.
+    """Return a proxy that changes the results of a method. The method `*` stands for all methods.
 
     `change` returns the new result.
     """
@@ -320,7 +320,7 @@ class DiffsWithoutRemovals(Proxy):
 
 
 def repeats_are_kept(patch, key, forgets=lambda answers, operation, outcome: None):
-    """Replace the memory of call_ids by one with another key."""
+    """Store the answers to repeated calls under another key."""
     answers = {}
 
     async def run(self, operation, original=SessionManager.run):
@@ -378,7 +378,7 @@ class ForgetsAtReset(Proxy):
 
 
 class ForksRemember(Proxy):
-    """Answers a call_id in a fork with the record of its parent."""
+    """Answers a call_id in a fork with the record of the parent's call."""
 
     def __init__(self):
         super().__init__()
@@ -409,7 +409,7 @@ def refusals_use_call_ids(patch):
 
 
 def version_first(patch):
-    """Compare the expected version before the call_id."""
+    """Check the expected version first, so that a repeated call fails instead of getting its first answer."""
 
     def steps(self, state, start_clock, original=operation.SessionOperation.steps):
         expected = getattr(getattr(self, "request", None), "expected_version", None)
@@ -436,7 +436,7 @@ def last_come_first_served(patch):
 
 
 def updates_are_lost(patch, *, by=("client", "agent")):
-    """Run a call that arrives during another on the version before it, so that one of the two changes is lost."""
+    """Run concurrent calls on the same version, so that the change of one of them is lost."""
     running = {}
 
     async def run(self, operation, original=SessionManager.run):
@@ -482,7 +482,7 @@ def kept_records(keep):
 
 
 def compared_before_its_turn(patch):
-    """Compare the version when the call arrives, instead of when its turn comes."""
+    """Check the expected version when the call arrives, instead of when the calls before it have ended."""
 
     async def run(self, operation, original=SessionManager.run):
         request = getattr(operation, "request", None)
@@ -511,7 +511,7 @@ def expected(holds):
 
 
 class OnlyTheFirstForkIsOlder(Proxy):
-    """Gives all forks of a request but the first the current version."""
+    """Uses the current version for each fork of a request, except for the first fork."""
 
     def answer(self, message, reply):
         params = message["params"]
@@ -600,7 +600,7 @@ class ResetsLeaveTheNote(Proxy):
 
 
 class ResetsForgetTheFuture(Proxy):
-    """Removes the versions after the one that a reset restores."""
+    """Removes the versions after the version that a reset restores."""
 
     def ask(self, path, message):
         if message["method"] == "reset_session":
@@ -613,7 +613,7 @@ class ResetsForgetTheFuture(Proxy):
 
 
 class VersionsAreTheSameObject(Proxy):
-    """Changes the restored version with the calls after the reset."""
+    """Lets the calls after a reset change the stored version that the reset restored."""
 
     def __init__(self):
         super().__init__()
@@ -642,7 +642,7 @@ class ResetsForksToo(Proxy):
 
 
 def restored(change, patch):
-    """Restore another value from bytes than was stored."""
+    """Restore a value from its bytes that differs from the stored value."""
 
     def thaw(self, payload, original=PlainCodec.thaw):
         environment = original(self, payload)
@@ -767,7 +767,7 @@ class NumberedKeys(Proxy):
 
 
 def ids_are(make):
-    """Return a proxy that gives sessions ids of another form, and translates them to the real ones."""
+    """Return a proxy that gives sessions ids of another form, and translates these ids to the real ids."""
 
     class Renamed(Proxy):
         def __init__(self):

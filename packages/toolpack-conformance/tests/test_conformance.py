@@ -1,4 +1,4 @@
-"""`toolpack-server conform`: our server passes, and each server that breaks a guarantee fails."""
+"""`toolpack-server conform`, which this project's server passes, and each server that breaks a guarantee fails."""
 
 import contextlib
 import json
@@ -74,7 +74,7 @@ def test_plain_proxy_breaks_no_guarantee(url):
 
 
 def test_mcp_server_is_tested_for_what_mcp_can_express(url):
-    """An mcp_path of ours is always the same session, so only guarantees for a single session can pass."""
+    """An mcp_path of this server always leads to the same session, so only guarantees for one session can pass."""
     with Target(url, None, None, 10.0) as target:
         address = url + target.create().mcp_path
         guarantees = ["--guarantee", "JSON-RPC 2.0", "--guarantee", "MCP", "--guarantee", "fork"]
@@ -84,8 +84,8 @@ def test_mcp_server_is_tested_for_what_mcp_can_express(url):
 
 
 def test_our_mcp_endpoint_keeps_guarantees_mcp_can_express(url):
-    """Two answers differ from other servers' and are still accepted: an unknown function is a protocol error, and the
-    error for a too large request has no id.
+    """Two answers differ from those of other servers, and must still be accepted: an unknown function is a protocol
+    error, and the error for a request that is too large has no id.
     """
     answers = conform_other(url + "/mcp", "mcp", [each for each in GUARANTEES if each != "deadline"])
     assert [(answer.sentence, answer.failure) for answer in answers if answer.failure] == []
@@ -104,7 +104,7 @@ def sentences(url, protocol, *guarantees):
 
 
 def test_trainer_servers_are_tested_as_far_as_protocols_allow(tmp_path, monkeypatch):
-    guarantees = [each for each in GUARANTEES if each not in {"deadline", "limits"}]  # these two take long
+    guarantees = [each for each in GUARANTEES if each not in {"deadline", "limits"}]  # left out, because they take long
     common = {"isolation", "atomic", "ordered", "exact", "faults are no rewards"}
     with process(tmp_path) as server:
         for protocol, path, own in [(*DOORS[0], {"exactly once", "ORS"}), (*DOORS[1], {"reset", "OpenEnv"})]:

@@ -1,4 +1,4 @@
-"""`toolpack-server conform` with a hostile server: it ends in bounded time, and contacts no other host."""
+"""`toolpack-server conform` with a hostile server: the command must end in bounded time, and contact no other host."""
 
 import contextlib
 import json
@@ -81,7 +81,7 @@ def test_reply_that_never_ends_is_rejected(answers, why, monkeypatch):
 
 
 def test_slow_server_cannot_delay_the_end(monkeypatch):
-    """Each answer is in time, but all of them together aren't."""
+    """Each answer comes in time, but all answers together take too long."""
     monkeypatch.setattr(report, "SECONDS", 1.0)
     monkeypatch.setattr(report, "SECONDS_A_REQUEST", 0.6)
     ends = threading.Event()

@@ -1,11 +1,11 @@
 """A program that plays episodes with the unmodified agent of NeMo Gym. It runs in a Python that has NeMo Gym.
 
-It reads a JSON line {url, by, episodes: [{row, calls, answer, pause}]}, and prints the result of each episode on a
-line. An episode with `pause` prints `amid` before its middle call, and continues after it reads a line. The model is
-scripted: it makes the calls of the episode, then gives the answer. With `by` "agent" the episodes have no names. With
-"environment" NeMo Gym's environment server names them and runs the agent. With "gymnasium" the Gymnasium agent plays by
-`/reset` and `/step`. With "contract" nothing is played: NeMo Gym's own checks of `/seed_session` and `/close_session`
-run with the row of each episode.
+The program reads a JSON line {url, by, episodes: [{row, calls, answer, pause}]}, and prints the result of each episode
+on a line. An episode with `pause` prints `amid` before its middle call, and continues after the program reads a line.
+The model is scripted: it makes the calls of the episode, then gives the answer. With `by` "agent" the episodes have no
+names. With "environment" NeMo Gym's environment server names the episodes and runs the agent. With "gymnasium" the
+Gymnasium agent plays by `/reset` and `/step`. With "contract" the program plays no episode, but runs NeMo Gym's own
+checks of `/seed_session` and `/close_session` with the row of each episode.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def free_port():
 
 
 def serve(apps):
-    """Serve the applications, given by port, in one event loop, as the HTTP client of NeMo Gym requires."""
+    """Serve applications by port. All run in one event loop, because the HTTP client of NeMo Gym requires it."""
     made = [uvicorn.Server(uvicorn.Config(app, port=port, log_level="error")) for port, app in apps.items()]
 
     async def run():
@@ -79,7 +79,7 @@ def post(url, body):
 
 
 def check_contract(url, number, row):
-    """Run NeMo Gym's checks of a resources server: `url` stands for the app that they expect, and gets no cookies."""
+    """Run NeMo Gym's checks of a resources server. They expect an app, so an app forwards their requests to `url`."""
 
     async def forward(scope, receive, send):
         request = Request(scope, receive)
@@ -155,7 +155,7 @@ def main(url, by, episodes):
         ended = run(by, ports, number, each["row"])
         shown = {name: ended.get(name) for name in ("reward", "mask_sample", "session_id")}
         print(json.dumps(shown), flush=True)  # noqa: T201
-    os._exit(0)  # skips the exit handlers of its HTTP client
+    os._exit(0)  # skips the exit handlers of NeMo Gym's HTTP client
 
 
 if __name__ == "__main__":

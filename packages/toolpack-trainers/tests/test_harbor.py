@@ -1,4 +1,4 @@
-"""Tasks in Harbor's format: Harbor loads the folders, solutions are rewarded, and agents reach only their tools."""
+"""Tasks in Harbor's format: Harbor must load the folders, and reward solutions. Agents may reach only their tools."""
 
 import contextlib
 import json
@@ -36,8 +36,8 @@ for folder in json.load(sys.stdin):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     written = tmp_path_factory.mktemp("harbor") / "tasks"
-    said = command_line.run("tasks", "--harbor", str(written), "--packs", "bank")
-    assert said.stdout == f"12 tasks in {written}\n", said.stderr
+    result = command_line.run("tasks", "--harbor", str(written), "--packs", "bank")
+    assert result.stdout == f"12 tasks in {written}\n", result.stderr
     return written
 
 

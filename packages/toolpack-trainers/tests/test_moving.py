@@ -1,4 +1,4 @@
-"""Tasks whose worlds move, played over MCP, the Open Reward Standard and OpenEnv: agents wait at each of them."""
+"""Tasks with events, played over MCP, the Open Reward Standard and OpenEnv: over each, agents wait for events."""
 
 import json
 import uuid
@@ -32,7 +32,7 @@ def over_mcp(server, task):
             json={"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params},
             headers={"Accept": "application/json, text/event-stream"},
         )
-        result = reply.json().get("result")  # a function that isn't there now is refused
+        result = reply.json().get("result")  # the server refuses a function that isn't available now
         return result["content"][0]["text"] if result else ""
 
     yield call
@@ -113,7 +113,7 @@ def test_mcp_clients_keep_no_list_that_events_change(server):
 
 @pytest.mark.parametrize("door", [over_mcp, over_ors, over_openenv])
 def test_an_agent_notices_the_courier_and_the_mail_at_each_door(server, door):
-    """It knows nothing about the times: it waits until the news name what it waits for."""
+    """The agent knows no times of events, so it waits until the news name the event."""
     with door(server, "errands/shoes") as call:
         wait_for = lambda text: any(text in json.loads(call("wait", {}))["news"] for _ in range(3))  # noqa: E731
         call("send_mail", {"recipient": "jonas@home.example", "subject": "Size?"})

@@ -15,7 +15,7 @@ TOKENS = {"TOOLPACK_TOKENS": "ann:token-of-ann,bob:token-of-bob"}
 class Agent:
     def __init__(self, url, auth=None):
         self.http = serving.http_client(url, auth=auth)
-        self.prefix = ""  # of /reset and /step
+        self.prefix = ""  # prefix of the paths /reset and /step
 
     def close(self):
         self.http.close()
@@ -24,7 +24,7 @@ class Agent:
         return self.http.post(path, json=body)
 
     def seed(self, task, **more):
-        self.http.cookies.clear()  # An agent of NeMo Gym keeps no cookie between episodes.
+        self.http.cookies.clear()  # NeMo Gym's agents keep no cookie between episodes.
         reply = self.post("/seed_session", {"task": task, "responses_create_params": {"input": "x"}, **more})
         assert reply.status_code == 200, reply.text
         return reply.json()["mcp"]
@@ -120,9 +120,9 @@ def agent(server):
 
 def detail(reply, status):
     assert reply.status_code == status, reply.text
-    ((name, said),) = reply.json().items()
+    ((name, text),) = reply.json().items()
     assert name == "detail"
-    return said
+    return text
 
 
 def test_agent_plays_over_http_and_verify_returns_its_extras(agent, server):
@@ -167,8 +167,8 @@ def test_repeated_step_runs_its_calls_once(agent, server):
     assert first == again
     trace = server.rpc("get_trace", session_id=session_id)
     assert [record["function"] for record in trace] == ["get_balance", "move_to_savings"]
-    said = detail(agent.step(called("get_iban"), _ng_step_request_id="one"), 409)
-    assert "was used for another" in said
+    error = detail(agent.step(called("get_iban"), _ng_step_request_id="one"), 409)
+    assert "was used for another" in error
 
 
 def test_step_that_uses_up_the_calls_is_truncated_with_reward(agent):
@@ -188,11 +188,11 @@ def test_step_returns_the_errors_of_failed_calls(agent):
         {**called("do"), "arguments": "{"},
         called("do", chore="nothing"),
     ]
-    heard = [each["output"] for each in agent.step(*output).json()["info"]["tool_outputs"]]
-    assert "nope" in heard[0]
-    assert "chore" in heard[1]
-    assert "JSON" in heard[2]
-    assert heard[3] == "ValueError: nothing is no chore"
+    outputs = [each["output"] for each in agent.step(*output).json()["info"]["tool_outputs"]]
+    assert "nope" in outputs[0]
+    assert "chore" in outputs[1]
+    assert "JSON" in outputs[2]
+    assert outputs[3] == "ValueError: nothing is no chore"
 
 
 @pytest.mark.parametrize("failure", ["raises", "exits"])
@@ -245,12 +245,12 @@ def test_environment_server_names_its_episode(agent, server):
         assert agent.post("/close_session", {"resources_session_id": "one", "episode_id": {}}).json() == {
             "resources_session_id": "one"
         }
-    # An episode that has ended can't be created again, and neither can one that was closed before its creation.
+    # An episode can't be created after it has ended, or after a close of an episode that wasn't created yet.
     agent.http.cookies.clear()
     assert agent.post("/close_session", {"resources_session_id": "two"}).status_code == 200
     for name in ("one", "two"):
-        said = detail(agent.seed_as(name, "bank/save-300"), 409)
-        assert said == f"The episode '{name}' has ended, or has another task: use another name."
+        error = detail(agent.seed_as(name, "bank/save-300"), 409)
+        assert error == f"The episode '{name}' has ended, or has another task: use another name."
     (session,) = server.rpc("list_sessions", labels={"nemo_gym": "one"})
     kinds = [record["kind"] for record in server.rpc("get_trace", session_id=session["session_id"])]
     assert kinds == ["call", "verdict"]
@@ -268,11 +268,11 @@ def test_failed_function_is_a_result_and_invalid_call_an_error(agent):
 
 def test_agent_sees_the_error_that_is_recorded(agent, server):
     agent.seed("chores/as-the-solution")
-    heard = [agent.post(f"/{function}", kwargs).text for function, kwargs in FAILING.items()]
+    errors = [agent.post(f"/{function}", kwargs).text for function, kwargs in FAILING.items()]
     verified = agent.verify()
     trace = server.rpc("get_trace", session_id=verified["session_id"])
-    assert heard == [record["error"] for record in trace if record["kind"] == "call"]
-    assert heard[0].startswith("TimeoutError: ")
+    assert errors == [record["error"] for record in trace if record["kind"] == "call"]
+    assert errors[0].startswith("TimeoutError: ")
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_episode_cookie_reaches_only_the_paths_of_nemo_gym(agent, server, method
     for path in PATHS:
         reply = agent.http.request(method, f"{server.url}/{path}", json=body)
         assert reply.status_code == 403, path
-    with contextlib.closing(Agent(server.url)) as other:  # A browser sends several cookies, in one header or in two.
+    with contextlib.closing(Agent(server.url)) as other:  # Clients may send several cookies, in one header or in two.
         for cookies in (
             f"a=b; toolpack_session={session_id}",
             "toolpack_session=",
@@ -412,13 +412,13 @@ def test_model_cannot_begin_or_close_another_episode(agent, server):
     assert server.rpc("list_sessions", labels={"nemo_gym": "unknown"}) == []
 
 
-@pytest.mark.parametrize("said", [CALL, message("Done."), message("x" * 300_000)])
-def test_verify_ends_the_episode_before_it_answers(agent, server, said):
+@pytest.mark.parametrize("output", [CALL, message("Done."), message("x" * 300_000)])
+def test_verify_ends_the_episode_before_it_answers(agent, server, output):
     tools = agent.seed("bank/save-300")
-    early = agent.verify(said)  # called by the model, as a tool
+    early = agent.verify(output)  # the model calls it as a tool
     assert early["reward"] == 0.0
-    heard = agent.post("/move_to_savings", {"amount": "300.00"}).text
-    assert heard.startswith("EpisodeOverError: ")
+    answer = agent.post("/move_to_savings", {"amount": "300.00"}).text
+    assert answer.startswith("EpisodeOverError: ")
     called = agent.mcp(tools, "tools/call", name="move_to_savings", arguments={"amount": "300.00"})
     assert called["isError"] is True
     last = agent.verify(message("Done."))

@@ -1,6 +1,6 @@
 """Episodes of the unmodified NeMo Gym 0.7 agents: all tasks of the bank, and kills of a server with two workers.
 
-The agent runs in the Python that NEMO_GYM names. Without it these tests are skipped, with a hint.
+The agent runs in the Python that the variable NEMO_GYM names. Without this variable, the tests are skipped with a hint.
 """
 
 import json
@@ -48,8 +48,8 @@ def play_episodes(url, by, episodes, amid=lambda: None):
         tempfile.TemporaryDirectory() as folder,  # NeMo Gym writes its logs there.
         subprocess.Popen([PYTHON, str(PLAYER)], text=True, cwd=folder, **pipes) as process,
     ):
-        said = []
-        listener = threading.Thread(target=lambda: said.append(process.stderr.read()))
+        errors = []
+        listener = threading.Thread(target=lambda: errors.append(process.stderr.read()))
         listener.start()
         try:
             print(json.dumps({"url": url, "by": by, "episodes": episodes}), file=process.stdin, flush=True)
@@ -60,7 +60,7 @@ def play_episodes(url, by, episodes, amid=lambda: None):
                     print(file=process.stdin, flush=True)
                 elif line.startswith("{"):
                     ended.append(json.loads(line))
-            assert process.wait(PATIENCE) == 0, said
+            assert process.wait(PATIENCE) == 0, errors
         finally:
             process.kill()
             listener.join(PATIENCE)

@@ -1,4 +1,4 @@
-"""Kills of the server under an agent that calls functions over plain HTTP, as NeMo Gym's do."""
+"""Kills of the server while an agent calls functions over plain HTTP, as NeMo Gym's agents do."""
 
 import contextlib
 import threading
@@ -27,7 +27,7 @@ def insist(agent, path, body):
 
 
 def play(url, episodes, kill, start):
-    """Play episodes with their cookies. Calls have no ids, so the server is killed only between calls."""
+    """Play episodes with their cookies. Calls have no ids and can't be repeated, so kill the server between calls."""
     starting = []
     for episode in episodes:
         name = uuid.uuid4().hex

@@ -95,9 +95,9 @@ def refused(reply, code):
 
 def detail(reply, status):
     assert reply.status_code == status, reply.text
-    (said,) = reply.json().items()
-    assert said[0] == "detail"
-    return said[1]
+    (member,) = reply.json().items()
+    assert member[0] == "detail"
+    return member[1]
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_reward_after_an_infrastructure_failure_is_null(make_bench):
 
     @pack.function(timeout_seconds=0.1)
     def spin() -> None:
-        """Take too long."""
+        """Run until the time limit."""
         while True:
             time.sleep(0.001)
 
@@ -293,8 +293,8 @@ def test_episode_continues_in_another_session_that_owns_it_then(server):
         assert moved["result"]["data"]["amount"] == "-300.00"
         assert player.state()["step_count"] == 2
         for wrong in [{"task": "bank/savings-balance"}, {"task": SAVE, "rewards": "each"}]:
-            said = refused(player.asked("reset", {**wrong, "episode_id": "moving"}), "VALIDATION_ERROR")
-            assert said == "The episode moving exists with another task or seed."
+            error = refused(player.asked("reset", {**wrong, "episode_id": "moving"}), "VALIDATION_ERROR")
+            assert error == "The episode moving exists with another task or seed."
     for sid in ["before", "after"]:
         with Player(server.url, query=f"?session_id={sid}") as player:
             assert player.state()["session_id"] == begun["session_id"]
@@ -608,7 +608,7 @@ def test_lost_episode_is_an_error(server, player):
     call = {"type": "call_tool", "tool_name": "get_balance"}
     assert refused(player.asked("step", call), "SESSION_ERROR")
     assert refused(player.asked("state"), "SESSION_ERROR")
-    assert player.reset(SAVE)["done"] is False  # The old episode has no verdict then.
+    assert player.reset(SAVE)["done"] is False  # The lost episode gets no verdict.
 
 
 def test_tokens_are_required_and_owners_separated(tmp_path):

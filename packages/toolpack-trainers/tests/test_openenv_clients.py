@@ -1,6 +1,6 @@
 """Episodes of the unmodified OpenEnv 0.10 clients: the bundled tasks, and kills of a server with two workers.
 
-The clients run in the Python that TRAINERS names. Tests whose client isn't installed there are skipped.
+The clients run in the Python that the variable TRAINERS names. Tests of a client that isn't installed are skipped.
 """
 
 import subprocess
@@ -34,9 +34,9 @@ def test_openenv_validates_a_toolpack(server, pack):
 
 
 def plays_between_kills(url, episodes, kill, start):
-    """Play with the client whose calls have no ids.
+    """Play with the client that sends calls without ids.
 
-    The server is killed only between calls, as a repeated call might run twice.
+    The server is killed only between calls, because a repeated call without an id might run twice.
     """
     return play_episodes(url, episodes, "openenv-mcp", first=kill, amid=start)
 

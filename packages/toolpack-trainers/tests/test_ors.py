@@ -114,7 +114,7 @@ def test_episode_is_rewarded_once_with_its_answer(player):
     output = player.output(sid, "submit_answer", "the-answer", answer="Done.")
     assert (output["reward"], output["finished"]) == (1.0, True)
     assert (output["metadata"]["passed"], output["metadata"].get("failure")) == (True, None)
-    # The same id resumes the stream. Any other call comes after the end.
+    # A call with the same id resumes the stream. A call with another id comes after the end of the episode.
     assert player.output(sid, "submit_answer", "the-answer", answer="Done.") == output
     for name, task_id, given in [
         ("submit_answer", None, {"answer": "Done."}),
@@ -193,11 +193,11 @@ def test_simultaneous_answer_and_last_call_get_one_reward(tmp_path):
             answer = partial(other.call, sid, "submit_answer", "mine", answer="Done.")
             with ThreadPoolExecutor(2) as pool:
                 calling = pool.submit(call)
-                serving.wait_until(mark.exists)  # Now the answer has to wait for the call.
+                serving.wait_until(mark.exists)  # The call is running, so the answer must wait for it.
                 both = [each.result(PATIENCE) for each in [calling, pool.submit(answer)]]
             rewards = [each["output"]["reward"] for each in both if each["ok"]]
             assert rewards == [1.0], both
-            assert [call(), answer()] == both  # also if both are sent again
+            assert [call(), answer()] == both  # the same if the client sends both again
 
 
 def test_calls_during_the_commit_of_an_answer_get_a_result(server):
@@ -209,9 +209,9 @@ def test_calls_during_the_commit_of_an_answer_get_a_result(server):
     for _ in range(8):
         path = server.rpc("create_session", task=DISHES)["agent_path"]
         calls = [partial(sent, path, "run_function", function="look", kwargs={}) for _ in range(5)]
-        answered, *heard = at_once(partial(sent, path, "submit_answer", answer="Done."), *calls)
+        answered, *results = at_once(partial(sent, path, "submit_answer", answer="Done."), *calls)
         assert answered["result"] is True
-        assert all("result" in each for each in heard), heard
+        assert all("result" in each for each in results), results
 
 
 def test_call_that_reaches_max_calls_is_rewarded(player):

@@ -1,7 +1,7 @@
 """Episodes of the unmodified Open Reward Standard clients: all tasks, and kills of a server with two workers.
 
-The clients run in the Python that TRAINERS names. Tests whose client isn't installed there are skipped. TRAINERS=true
-means this Python, and a missing SDK then fails the tests.
+The clients run in the Python that the variable TRAINERS names. Tests of a client that isn't installed are skipped.
+TRAINERS=true means the Python of the tests. Then a missing SDK makes the tests fail.
 """
 
 import json
@@ -82,7 +82,7 @@ def plays_amid_kills(*arguments):
 
 
 def is_rewarded(url, episodes, *arguments):
-    """Check that episodes of all toolpacks are rewarded once, and that episodes without actions aren't."""
+    """Check that an episode of each toolpack is rewarded once, and that an episode without actions gets no reward."""
     assert {episode["env"] for episode in episodes} == {*PACKS}
     idle = [{**episode, "calls": [], "answer": ""} for episode in episodes]
     rewards_of_all = play_episodes(url, episodes + idle, *arguments, token=None)

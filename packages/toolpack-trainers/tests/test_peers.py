@@ -1,4 +1,4 @@
-"""The versions of trainers' clients: pyproject.toml pins them, and pages and CI name the same ones."""
+"""The versions of trainers' clients, which must be the same in pyproject.toml, in the pages and in CI."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ from tools.peers import TRIALS, peers
 
 ROOT = Path(__file__).parents[3]
 PINNED = dict(re.sub(r"\[.*\]", "", each).split("==") for extra in peers().values() for each in extra)
-NAMED = {  # patterns for their names on the page
+NAMED = {  # patterns of the clients' names on the page
     "openreward": r"`openreward` SDK",
     "trl": r"\bTRL",
     "openenv": r"its clients",

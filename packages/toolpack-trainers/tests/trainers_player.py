@@ -1,11 +1,13 @@
-"""A program that plays episodes with unmodified trainer clients. It runs in a Python that has them.
+"""A program that plays episodes with unmodified clients of trainers. It runs in a Python that has these clients.
 
-It reads a JSON line {url, token, episodes: [{env, task, calls, answer, pause}]}, and prints the rewards of each episode
-on a line. An episode with `pause` prints `amid` before its middle call, and continues after it reads a line.
+The program reads a JSON line {url, token, episodes: [{env, task, calls, answer, pause}]}, and prints the rewards of
+each episode on a line. An episode with `pause` prints `amid` before its middle call, and continues after the program
+reads a line.
 
-The argument selects the client. Without one it is the SDK of the Open Reward Standard. `trl` is TRL's class, `openenv`
-OpenEnv's generic client, and `openenv-mcp` its client of tools. `openenv-harness` is OpenEnv's adapter for trainers
-such as TRL, and `verifiers` the taskset of verifiers. The last two print only the last reward, or the sum.
+The argument selects the client. Without an argument, it is the SDK of the Open Reward Standard. `trl` is TRL's class,
+`openenv` is OpenEnv's generic client, and `openenv-mcp` is OpenEnv's client of tools. `openenv-harness` is OpenEnv's
+adapter for trainers such as TRL, and `verifiers` is the taskset of verifiers. The last two clients print only the last
+reward, or the sum of the rewards.
 """
 
 import asyncio
@@ -103,9 +105,9 @@ def _play_on_websockets(kind, action_of, url, token, episodes):
 
 
 def _step(env, begin, action):
-    """Run a step and return its result, or return the state if there is no action.
+    """Run a step and return its result. Without an action, return the state.
 
-    On a new WebSocket, resume the episode.
+    On a new WebSocket, resume the episode first.
     """
     while True:
         try:
@@ -139,7 +141,7 @@ def _insist(do):
 
 
 def play_with_openenv_harness(url, token, episodes):
-    """Play as TRL does: its worker lets an OpenEnv adapter run a session, and uses the reward of `verify`."""
+    """Play as TRL does: TRL's worker lets an OpenEnv adapter run a session, and uses the reward of `verify`."""
     from openenv.core.env_server.mcp_types import Tool  # noqa: PLC0415
     from openenv.core.generic_client import GenericEnvClient  # noqa: PLC0415
     from openenv.core.harness import (  # noqa: PLC0415

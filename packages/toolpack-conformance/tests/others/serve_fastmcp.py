@@ -14,7 +14,7 @@ worlds = defaultdict(World)
 
 
 def tool(method):
-    """Turn a method into a tool that gets the world of its client's session."""
+    """Turn a method of the world into a tool. The tool calls it with the world of the client's session."""
 
     def call(ctx: Context, **kwargs):
         return method(worlds[ctx.session_id], **kwargs)
@@ -36,7 +36,7 @@ for name in FUNCTIONS:
 
 @server.tool
 async def add_and_wait(amount: int, seconds: float, ctx: Context) -> int:
-    """Wait without a thread, because the pool has only 40."""
+    """Wait without a thread, because the pool has only 40 threads."""
     world = worlds[ctx.session_id]
     world.add_and_wait(amount, 0)
     await asyncio.sleep(seconds)
