@@ -97,8 +97,14 @@ def verify(
             )
         results, page = asyncio.run(_verify_sessions(Service(settings, catalog), receipt, with_page=html is not None))
         if html is not None and page is not None:
-            html.write(page)
-            html.flush()
+            try:
+                html.write(page)
+                html.flush()
+            except OSError:
+                # From Python 3.14 on, a file retains what it couldn't write, so click's later `close` would fail again.
+                with contextlib.suppress(OSError):
+                    html.close()
+                raise
         if as_json:
             head = {"key": receipt.key, "made": receipt.times.made, "other_code": code_differences}
             echo(canonical({**head, "equal": not any(map(_differs, results)), "sessions": results}).decode())
