@@ -150,7 +150,7 @@ class Replay(TypedDict):
 
 
 class AgentMethods:
-    """The methods of an agent's address, where the session is implied."""
+    """The methods of an agent's address, which implies the session."""
 
     @requests("list_functions")
     def list_functions(
