@@ -5,10 +5,10 @@ import { agentsAddress, button, count, fill, go, h, link } from "./dom.js";
 import { change, parse } from "./rpc.js";
 
 export function auditOf(toolpack, signal) {
-  const found = h("div", { "aria-live": "polite" }),
+  const findings = h("div", { "aria-live": "polite" }),
     stop = (event) => event.preventDefault();
   const show = async (file) =>
-    file && fill(found, shown(toolpack, file.name, read(await file.text()))).scrollIntoView();
+    file && fill(findings, shown(toolpack, file.name, read(await file.text()))).scrollIntoView();
   const drop = (event) => {
     stop(event);
     show(event.dataTransfer.files[0]);
@@ -22,7 +22,7 @@ export function auditOf(toolpack, signal) {
     h("code", "toolpack-server audit --json FILE"),
     " onto this page, or choose the file. It isn't sent to the server.",
   );
-  return [h("h2", h("label", { for: "report" }, "Audit")), about, h("p.actions", file), found];
+  return [h("h2", h("label", { for: "report" }, "Audit")), about, h("p.actions", file), findings];
 }
 
 function read(text) {

@@ -25,8 +25,8 @@ export function openCompare(place, [a = "", b = a], query, signal) {
   };
   const onsubmit = (event) => {
     event.preventDefault();
-    const given = new FormData(event.target);
-    const [A, Av, B, Bv] = ["A", "Av", "B", "Bv"].map((name) => String(given.get(name)).trim());
+    const entered = new FormData(event.target);
+    const [A, Av, B, Bv] = ["A", "Av", "B", "Bv"].map((name) => String(entered.get(name)).trim());
     go(["compare", A, B], { traces: form.dataset.traces, a: Av, b: Bv });
   };
   const form = h("form.filter", { onsubmit }, side("A", a), side("B", b), h("button", { type: "submit" }, "Compare"));
@@ -72,9 +72,9 @@ async function comparedWorlds(ids, at) {
   ]);
   const [a, b] = await withRows(ends, worlds);
   const change = difference(a, b);
-  const found = change ? count(changesOf(change).length, "difference") : "Both worlds are equal";
+  const summary = change ? count(changesOf(change).length, "difference") : "Both worlds are equal";
   return [
-    h("h2", found),
+    h("h2", summary),
     worldPanel(b, change, { label: "Both worlds", words: WORDS, files: filesIn(known), ends: ends[1] }),
   ];
 }

@@ -112,8 +112,8 @@ function participantsForm() {
     rows.append(row);
   };
   const read = () => {
-    const given = [...forms].map((form) => form.read());
-    const rights = given.map(({ name, functions, ...rest }) => [
+    const participants = [...forms].map((form) => form.read());
+    const rights = participants.map(({ name, functions, ...rest }) => [
       name,
       {
         ...rest,
@@ -125,7 +125,7 @@ function participantsForm() {
         }),
       },
     ]);
-    return given.length ? Object.fromEntries(rights) : undefined;
+    return participants.length ? Object.fromEntries(rights) : undefined;
   };
   return { element: h("div", hint, rows, button("Add a participant", add)), read };
 }

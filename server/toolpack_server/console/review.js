@@ -146,27 +146,27 @@ function winningLine({ session_id: id, line, reward }, lost) {
 
 /** Create the table of the checks at each step. It marks the check that changed at the losing call. */
 function checksOf(id, { steps, checks, records: reviewed, lost }) {
-  const known = steps.filter((step) => step.checks.length > 0);
-  if (!checks.length || !known.length) return null;
+  const evaluated = steps.filter((step) => step.checks.length > 0);
+  if (!checks.length || !evaluated.length) return null;
   const fell = reviewed.find(({ index }) => index === lost);
-  const at = known.findIndex(({ value: now }, place) => fell && place > 0 && now < known[place - 1].value);
+  const at = evaluated.findIndex(({ value: now }, place) => fell && place > 0 && now < evaluated[place - 1].value);
   const passes = (step, place) => step?.checks[place]?.passed;
   const cell = (step, column, place) => {
     const ok = passes(step, place);
-    const turned = column === at && !ok && passes(known[column - 1], place);
+    const turned = column === at && !ok && passes(evaluated[column - 1], place);
     const sign = h(`span.${ok ? "passes" : "fails"}`, { "aria-hidden": "true" }, ok ? "✓" : "✗");
-    const said = h("span.unseen", ok ? "passes" : turned ? "fails from here on" : "fails");
-    return h(turned ? "td.turned" : "td", sign, said);
+    const words = h("span.unseen", ok ? "passes" : turned ? "fails from here on" : "fails");
+    return h(turned ? "td.turned" : "td", sign, words);
   };
   const end = ({ passed }) => h("td", h(passed ? "span.tag.good" : "span.tag.bad", passed ? "passed" : "failed"));
-  const head = known.map(({ version }) =>
+  const head = evaluated.map(({ version }) =>
     h("th", { scope: "col" }, link(["sessions", id], { version }, version ? `v${version}` : "start")),
   );
   const rows = checks.map((check, place) =>
     h(
       "tr",
       h("th", { scope: "row", title: check.detail }, check.name),
-      known.map((step, column) => cell(step, column, place)),
+      evaluated.map((step, column) => cell(step, column, place)),
       end(check),
     ),
   );
@@ -175,6 +175,6 @@ function checksOf(id, { steps, checks, records: reviewed, lost }) {
     h("thead", h("tr", h("th", { scope: "col" }, "Check"), head, h("th", { scope: "col" }, "end"))),
     h("tbody", rows),
   );
-  const label = `Checks at ${count(known.length, "version")}`;
+  const label = `Checks at ${count(evaluated.length, "version")}`;
   return [h("h3", label), h("div.scroll", { tabindex: "0", role: "region", "aria-label": label }, table)];
 }

@@ -209,10 +209,10 @@ const worlds = new Map(); // cache; a version of a world never changes
 /** Return the world of a session at a version. The four worlds that were used last are cached. */
 export function world(sessionId, version) {
   const key = `${sessionId} ${version}`;
-  const found = worlds.get(key) ?? call("get_environment", { session_id: sessionId, version });
-  found.catch(() => worlds.delete(key));
+  const promise = worlds.get(key) ?? call("get_environment", { session_id: sessionId, version });
+  promise.catch(() => worlds.delete(key));
   worlds.delete(key);
-  worlds.set(key, found);
+  worlds.set(key, promise);
   if (worlds.size > 4) worlds.delete(worlds.keys().next().value);
-  return found;
+  return promise;
 }

@@ -40,13 +40,13 @@ export async function openRun(state) {
 function formOf({ id, version, session, signal }, { name, parameters }, kwargs) {
   const form = schemaForm(parameters, kwargs),
     answer = h("div", { "aria-live": "polite" });
-  const asked = { function: name, raise_on_error: true };
+  const request = { function: name, raise_on_error: true };
   const shown = (label, work) => async () => {
-    const given = form.read();
+    const entered = form.read();
     const show = async () => {
       fill(answer);
       try {
-        const [result, rest] = await work(given);
+        const [result, rest] = await work(entered);
         fill(answer, h("h3", label), shownValue(result), rest);
       } catch (error) {
         if (error.name === "AbortError") throw error;
@@ -62,7 +62,7 @@ function formOf({ id, version, session, signal }, { name, parameters }, kwargs) 
     const params = { session_id: id, version, ttl_seconds: FORK_SECONDS, labels: { console: "try" } };
     const [{ session_id: fork }] = await change("fork_session", params);
     try {
-      const { result } = await call("run_function", { ...asked, session_id: fork, kwargs: given }, signal);
+      const { result } = await call("run_function", { ...request, session_id: fork, kwargs: given }, signal);
       const after = await call("get_environment", { session_id: fork });
       const found = difference(await world(id, version), after);
       return [result, [h("h3", "It would change"), found ? changeList(found, 50) : h("p.hint", "Nothing.")]];
@@ -71,7 +71,7 @@ function formOf({ id, version, session, signal }, { name, parameters }, kwargs) 
     }
   };
   const run = async (given) => {
-    const params = { ...asked, session_id: id, kwargs: given, expected_version: version };
+    const params = { ...request, session_id: id, kwargs: given, expected_version: version };
     const { result } = await change("run_function", params, signal);
     return [result, h("p", link(["sessions", id], {}, "See what it changed"))];
   };

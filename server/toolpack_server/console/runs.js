@@ -50,8 +50,8 @@ export async function* judge(some, signal, record = false) {
   };
   while (open.length || running.size) {
     while (open.length && running.size < REQUESTS) {
-      const asked = ask(open.splice(0, AT_ONCE).filter(needsVerdict)).finally(() => running.delete(asked));
-      running.add(asked);
+      const answers = ask(open.splice(0, AT_ONCE).filter(needsVerdict)).finally(() => running.delete(answers));
+      running.add(answers);
     }
     yield await Promise.race(running);
   }

@@ -22,7 +22,7 @@ const label = (x, y, given, anchor) => {
   return svg("text", { x, y, "text-anchor": anchor }, text.length > 13 ? `${text.slice(0, 12)}…` : text);
 };
 
-function frame(title, said, first, last, top, format, drawn, legend) {
+function frame(title, description, first, last, top, format, drawn, legend) {
   const base = HEIGHT - BOTTOM;
   const axes = [svg("path", { d: `M${LEFT} ${TOP}V${base}H${WIDTH}`, class: "axis" })];
   const numbers = [label(LEFT - 4, TOP + 7, format(top), "end"), label(LEFT - 4, base, format(0), "end")];
@@ -30,7 +30,7 @@ function frame(title, said, first, last, top, format, drawn, legend) {
   const image = svg(
     "svg",
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" },
-    svg("title", {}, `${title}: ${said}`),
+    svg("title", {}, `${title}: ${description}`),
     axes,
     numbers,
     ends,
@@ -58,7 +58,7 @@ export function lineChart(title, places, series, format, top = 0) {
     );
     return svg("g", { class: `series${index}` }, svg("path", { d: path }), dots);
   });
-  const said = series
+  const words = series
     .map(
       ([name, values]) =>
         `${name} ${values
@@ -69,7 +69,7 @@ export function lineChart(title, places, series, format, top = 0) {
     .join("; ");
   return frame(
     title,
-    said,
+    words,
     places[0] ?? "",
     places.at(-1) ?? "",
     highest,
@@ -86,9 +86,9 @@ export function histogram(title, series, format, bins = 12) {
     high = Math.max(...all, low + 1e-9),
     step = (high - low) / bins;
   const counts = series.map(([, numbers]) => {
-    const found = Array.from({ length: bins }, () => 0);
-    for (const number of numbers) found[Math.min(Math.floor((number - low) / step), bins - 1)] += 1;
-    return found;
+    const bars = Array.from({ length: bins }, () => 0);
+    for (const number of numbers) bars[Math.min(Math.floor((number - low) / step), bins - 1)] += 1;
+    return bars;
   });
   const top = Math.max(1, ...counts.flat()),
     wide = (WIDTH - LEFT - 4) / bins,
@@ -111,7 +111,7 @@ export function histogram(title, series, format, bins = 12) {
       found.map((count, bin) => count > 0 && bar(count, bin, index)),
     ),
   );
-  const said = series
+  const words = series
     .map(
       ([name, numbers]) =>
         `${name} ${numbers.length} from ${format(Math.min(...numbers))} to ${format(Math.max(...numbers))}`,
@@ -119,7 +119,7 @@ export function histogram(title, series, format, bins = 12) {
     .join("; ");
   return frame(
     title,
-    all.length ? said : "none",
+    all.length ? words : "none",
     format(low),
     format(high),
     top,

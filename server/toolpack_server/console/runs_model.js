@@ -75,17 +75,17 @@ export const overTasks = (rows, chance, k) =>
 /** Pair the rollouts of two runs by task and variant, and by the rollout's number or position. Return the state of the
  *  other run's rollout by the session id of this run's rollout. */
 export function before(rows, others) {
-  const found = new Map(),
+  const states = new Map(),
     byKey = new Map(others.map((row) => [row.key, row]));
   for (const { key, sessions } of rows) {
     const other = byKey.get(key)?.sessions ?? [];
     const numbers = new Map(other.map((session) => [session.labels.rollout, session]));
     for (const [place, session] of sessions.entries()) {
       const pair = session.labels.rollout === undefined ? other[place] : numbers.get(session.labels.rollout);
-      if (pair) found.set(session.session_id, stateOf(pair));
+      if (pair) states.set(session.session_id, stateOf(pair));
     }
   }
-  return found;
+  return states;
 }
 
 /** Return the reason why a session hasn't passed, in one line. */

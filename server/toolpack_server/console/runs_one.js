@@ -83,7 +83,7 @@ function changesOf(rows, otherRows, was) {
   const between = (from, to) => states.filter(([a, b]) => a === from && b === to).length;
   const shares = new Map(otherRows.map((row) => [row.key, row.share]));
   const steps = rows.map((row) => row.share - shares.get(row.key)).filter((step) => !Number.isNaN(step));
-  const told = [
+  const changes = [
     `${steps.filter((step) => step > 0).length} of ${count(steps.length, "task")} better`,
     `${steps.filter((step) => step < 0).length} worse`,
     `${count(between("failed", "passed"), "rollout")} passed that had failed`,
@@ -92,7 +92,7 @@ function changesOf(rows, otherRows, was) {
   const alone = rows.filter(({ key }) => !shares.has(key)).length;
   return h(
     "p",
-    `Against the other run: ${told.join(", ")}`,
+    `Against the other run: ${changes.join(", ")}`,
     alone > 0 && `; ${count(alone, "task")} that it doesn't have`,
     ".",
   );
@@ -138,7 +138,7 @@ function chartsOf(sessions, others, rows, otherRows, { run, against }) {
 
 function faultsTable(sessions, query) {
   const all = sessions.flatMap((session) => faultsOf(session).map((name) => ({ name, task: session.task })));
-  const found = [...Map.groupBy(all, ({ name }) => name)].sort(([, a], [, b]) => b.length - a.length);
+  const faults = [...Map.groupBy(all, ({ name }) => name)].sort(([, a], [, b]) => b.length - a.length);
   const row = ([name, some]) => {
     const isOn = query.wrong === name,
       to = link(["runs"], { ...query, wrong: isOn ? undefined : name, more: undefined }, name);
@@ -150,8 +150,8 @@ function faultsTable(sessions, query) {
       h("td.words", to, isOn && h("span.hint", " (shown below; again: all)")),
     );
   };
-  const rest = found.slice(FAULTS).filter(([name]) => name !== query.wrong).length,
-    shown = found.filter(([name], at) => at < FAULTS || name === query.wrong);
+  const rest = faults.slice(FAULTS).filter(([name]) => name !== query.wrong).length,
+    shown = faults.filter(([name], at) => at < FAULTS || name === query.wrong);
   const head = h(
     "thead",
     h(
@@ -160,7 +160,7 @@ function faultsTable(sessions, query) {
     ),
   );
   return (
-    found.length > 0 && [
+    faults.length > 0 && [
       h("h2", "What was wrong"),
       h("table.cards.faults", head, h("tbody", shown.map(row))),
       rest > 0 && h("p.hint", `and ${count(rest, "other check")}`),
@@ -171,21 +171,21 @@ function faultsTable(sessions, query) {
 /** Create the table of the places where failed rollouts were lost, the most frequent place first. */
 function placesTable(sessions, query, source) {
   const failed = sessions.filter((session) => stateOf(session) === "failed"),
-    known = failed.filter((session) => session.lost_at !== undefined);
-  if (!failed.length || (!known.length && !source.lost)) return null;
+    reviewed = failed.filter((session) => session.lost_at !== undefined);
+  if (!failed.length || (!reviewed.length && !source.lost)) return null;
   const ask = link(["runs"], { ...query, lost: " " }, `Review the ${count(failed.length, "rollout")} that failed`);
   const hint = "This plays known continuations in forks, and records the reviews.";
-  if (!known.length) return [h("h2", "Where they were lost"), h("p", ask, " ", h("span.hint", hint))];
-  const found = [...Map.groupBy(known, (session) => session.lost_at)].sort(([, a], [, b]) => b.length - a.length);
+  if (!reviewed.length) return [h("h2", "Where they were lost"), h("p", ask, " ", h("span.hint", hint))];
+  const places = [...Map.groupBy(reviewed, (session) => session.lost_at)].sort(([, a], [, b]) => b.length - a.length);
   const row = ([place, some]) => {
     const isOn = query.place === place,
       to = link(["runs"], { ...query, place: isOn ? undefined : place, more: undefined }, place);
     to.ariaCurrent = isOn ? "true" : null;
-    const said = isOn && h("span.hint", " (shown below; again: all)");
-    return h("tr", cell("Failures", `${some.length} of ${known.length}`), h("td.words", to, said));
+    const hint = isOn && h("span.hint", " (shown below; again: all)");
+    return h("tr", cell("Failures", `${some.length} of ${reviewed.length}`), h("td.words", to, hint));
   };
   const head = h("thead", h("tr", h("th", { scope: "col" }, "Failures"), h("th", { scope: "col" }, "Lost at")));
-  return [h("h2", "Where they were lost"), h("table.cards.faults", head, h("tbody", found.map(row)))];
+  return [h("h2", "Where they were lost"), h("table.cards.faults", head, h("tbody", places.map(row)))];
 }
 
 function gridOf(rows, otherRows, query, source, was, isWanted, k) {
@@ -216,18 +216,18 @@ function gridOf(rows, otherRows, query, source, was, isWanted, k) {
     const state = stateOf(session),
       old = was.get(session.session_id);
     const before = old && old !== state ? `, was ${WORDS[old]}` : "";
-    const said = `${session.task}, rollout ${session.labels.rollout ?? place}: ${WORDS[state]}${before}`;
+    const title = `${session.task}, rollout ${session.labels.rollout ?? place}: ${WORDS[state]}${before}`;
     const why = reason(session),
-      made = source.cell(session, query, STATES[state]);
-    made.classList.add(
+      element = source.cell(session, query, STATES[state]);
+    element.classList.add(
       "cell",
       state,
       ...(old && old !== state ? ["other"] : []),
       ...(isWanted && !isWanted(session) ? ["faded"] : []),
     );
-    made.title = visible(why ? `${said}. ${why.slice(0, 300)}` : said);
-    made.ariaLabel = visible(said);
-    return made;
+    element.title = visible(why ? `${title}. ${why.slice(0, 300)}` : title);
+    element.ariaLabel = visible(title);
+    return element;
   };
   const row = (each) =>
     h(

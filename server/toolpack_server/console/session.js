@@ -141,8 +141,9 @@ export function openSession(place, [id], query, signal) {
 /** Create the element with the agent's prompt. The view creates it only once, so that it stays open or closed. */
 async function promptOf({ task }, signal) {
   if (!task) return null;
-  const said = await call("get_task", { task }, signal).catch(() => null); // the task isn't loaded any more
-  const messages = typeof said?.prompt === "string" ? [{ content: said.prompt }] : (said?.prompt ?? []);
+  const description = await call("get_task", { task }, signal).catch(() => null); // the task isn't loaded any more
+  const messages =
+    typeof description?.prompt === "string" ? [{ content: description.prompt }] : (description?.prompt ?? []);
   const shown = messages.map(({ role, content }) =>
     h("pre", { tabindex: content.length > LONG && "0" }, role ? `${role}: ${content}` : content),
   );
@@ -168,13 +169,13 @@ function headOf({ id, session, query, hasTasks, verdict, prompt, forks, version:
   );
   const from = link(["sessions", origin.session_id], { version: origin.version }, h("code", short(origin.session_id)));
   const tab = (name, text) => {
-    const made = link(
+    const element = link(
       ["sessions", id],
       { version: query.version, record: query.record, ...(name && { [name]: " " }) },
       text,
     );
-    made.ariaCurrent = name === panelOf(query) ? "page" : null;
-    return made;
+    element.ariaCurrent = name === panelOf(query) ? "page" : null;
+    return element;
   };
   const others = Object.entries(session.participants ?? {}).filter(([name]) => name !== "agent");
   const copied = (label, path) => copyButton(label, () => agentsAddress(path));

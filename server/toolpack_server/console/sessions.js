@@ -57,8 +57,8 @@ export function openSessions(place, _ids, query, signal) {
       countAll(() => seen === known && load(table, async () => draw())).catch(() => {});
     if (known === seen) return undefined;
     seen = known;
-    const asked = sessions.filter((each) => each.task && each.done && !each.verdict);
-    evaluate(asked, () => seen === known && load(table, async () => draw())).catch(() => {});
+    const unjudged = sessions.filter((each) => each.task && each.done && !each.verdict);
+    evaluate(unjudged, () => seen === known && load(table, async () => draw())).catch(() => {});
     return sessions.length ? draw() : empty(query);
   };
   const evaluate = async (asked, tell) => {
@@ -67,8 +67,8 @@ export function openSessions(place, _ids, query, signal) {
   const countAll = async (tell) => {
     countAt = performance.now() + COUNT_AGAIN;
     const before = total;
-    const asked = { labels: readLabels(query.label ?? ""), text: query.text ?? "", limit: 1, total: true };
-    ({ total } = await call("summarize_sessions", asked, signal));
+    const params = { labels: readLabels(query.label ?? ""), text: query.text ?? "", limit: 1, total: true };
+    ({ total } = await call("summarize_sessions", params, signal));
     if (total !== before) tell();
   };
   const open = (next) => {
@@ -112,14 +112,14 @@ async function readUnlessKnown(asked, signal) {
 async function read({ label, text, sort = "-created", after = "" }, signal) {
   const found = [];
   for (let next = after; next !== undefined && found.length < PAGE; ) {
-    const asked = {
+    const params = {
       labels: readLabels(label ?? ""),
       limit: PAGE - found.length,
       order: sort,
       after: next,
       text: text ?? "",
     };
-    const answer = await (next === after ? readUnlessKnown : summaries)(asked, signal);
+    const answer = await (next === after ? readUnlessKnown : summaries)(params, signal);
     found.push(...answer.sessions.filter((session) => !isNote(session)));
     if (answer.next === undefined || found.length === PAGE) return [found, answer.next, answer.total];
     next = answer.next;
@@ -171,11 +171,11 @@ function listOf(sessions, next, total, query, picked, pick) {
   );
   const all = figures(sessions.filter(({ verdict }) => verdict)),
     sum = (name) => sessions.reduce((total, each) => total + each[name], 0);
-  const said = ["passed", "failed", "invalid"]
+  const words = ["passed", "failed", "invalid"]
     .filter((state) => all[state])
     .map((state) => `${all[state]} ${WORDS[state]}`);
   const totals = [
-    ...said,
+    ...words,
     all.counted > 0 && `mean reward ${decimal(all.reward)}`,
     count(sum("calls"), "call"),
     count(sum("errors"), "error"),

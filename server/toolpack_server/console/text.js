@@ -29,8 +29,8 @@ function chunksOf(old, now) {
     { removed: true, value: old },
     { added: true, value: now },
   ];
-  const found = diffLines(old, now, { timeout: TIMEOUT }) ?? whole;
-  const chunks = found.map(({ added, removed, value }) => ({
+  const parts = diffLines(old, now, { timeout: TIMEOUT }) ?? whole;
+  const chunks = parts.map(({ added, removed, value }) => ({
     kind: added ? "added" : removed ? "removed" : "equal",
     lines: linesOf(value),
     isOpen: !value.endsWith("\n"),

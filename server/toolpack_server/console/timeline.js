@@ -42,13 +42,13 @@ export function timeline(state) {
     list.append(rows.get(record.index));
   };
   const open = async (from) => {
-    const found = await records(id, Math.max(from - 1, 0), Math.min(from + PAGE, state.total), signal);
-    versionBefore = from > 0 ? found.shift().version : 0;
+    const loaded = await records(id, Math.max(from - 1, 0), Math.min(from + PAGE, state.total), signal);
+    versionBefore = from > 0 ? loaded.shift().version : 0;
     [first, shown] = [from, []];
     rows.clear();
     if (from === 0) rows.set(-1, startRow(state));
     fill(list, [...rows.values()]);
-    found.forEach(append);
+    loaded.forEach(append);
     page();
     mark();
     if (from === 0 && state.session.parent) await inherit();
@@ -59,14 +59,14 @@ export function timeline(state) {
     state.inherited ??= (await countPath(id, signal)).ofParents;
     const more = h("li");
     const show = async (from, to) => {
-      const found = await records(id, Math.max(from - 1, 0), to, signal, true);
-      const passed = from > 0 ? found.splice(0, 1) : [];
+      const inherited = await records(id, Math.max(from - 1, 0), to, signal, true);
+      const passed = from > 0 ? inherited.splice(0, 1) : [];
       const rowAfter = (record) => {
         const { session_id: of, version } = passed.at(-1) ?? {};
         passed.push(record);
         return rowOf(record, of === record.session_id ? version : 0, state, ".inherited");
       };
-      more.after(...found.map(rowAfter));
+      more.after(...inherited.map(rowAfter));
       const earlier = () => show(Math.max(from - PAGE, 0), from);
       fill(more, from > 0 && button(`Show earlier steps: ${from.toLocaleString("en")} more`, earlier, "quiet"));
       more.hidden = from === 0;
@@ -99,10 +99,10 @@ export function timeline(state) {
   const searching = searchField("Search in the steps", async (text, by, stopped) => {
     const chosenAt = indexOfChosen(),
       after = by < 0 && chosenAt < 0 ? state.total : chosenAt;
-    const found = await indexWith(text, id, { after, total: state.total, by }, AbortSignal.any([signal, stopped]));
-    if (found === undefined) return "Nothing found.";
-    location.replace(address(["sessions", id], { record: found }));
-    return `Step ${found}.`;
+    const index = await indexWith(text, id, { after, total: state.total, by }, AbortSignal.any([signal, stopped]));
+    if (index === undefined) return "Nothing found.";
+    location.replace(address(["sessions", id], { record: index }));
+    return `Step ${index}.`;
   });
   /** Show the step that an arrow key has reached, also on the next page. A parent's step is shown only after Enter,
    *  because it belongs to another view. */
@@ -132,10 +132,10 @@ export function timeline(state) {
   const explain = async () => {
     const here = shown;
     const changing = here.filter((record) => isCall(record) && record.version > before(record.index)).reverse();
-    const wanted = changing.filter(({ version }) => !patches.has(version));
+    const missing = changing.filter(({ version }) => !patches.has(version));
     changing.forEach(write);
-    for (let start = 0, isLate = false; start < wanted.length && here === shown && !isLate; start += AT_ONCE) {
-      const part = wanted.slice(start, start + AT_ONCE),
+    for (let start = 0, isLate = false; start < missing.length && here === shown && !isLate; start += AT_ONCE) {
+      const part = missing.slice(start, start + AT_ONCE),
         began = performance.now();
       const ends = ({ version }) => ({
         session_id: id,
@@ -177,8 +177,8 @@ export function timeline(state) {
 /** Create a short text for an operation of a JSON Patch. If the session has a single toolpack, omit its name. */
 function changeOf({ op, path, from, value }, toolpacks) {
   const place = h("b", toolpacks === 1 ? readable(path.split("/").slice(2).join("/")) : readable(path.slice(1)));
-  const said = { remove: ["− ", place], move: [place, ` from ${from}`], add: ["+ ", place, " ", brief(value, 50)] };
-  return h("span", said[op] ?? [place, " = ", brief(value, 50)]);
+  const texts = { remove: ["− ", place], move: [place, ` from ${from}`], add: ["+ ", place, " ", brief(value, 50)] };
+  return h("span", texts[op] ?? [place, " = ", brief(value, 50)]);
 }
 
 /** Create the tag with the value of a version. The tag is red if the version before has a higher value. */

@@ -47,18 +47,18 @@ async function toolpackOf(name, { after = -1 }, signal) {
     ],
     signal,
   );
-  const found = toolpacks.find((toolpack) => toolpack.name === name),
+  const chosen = toolpacks.find((toolpack) => toolpack.name === name),
     params = { toolpack: name, after: Number(after), limit: PAGE };
-  if (!found) return [h("h1", "There is no such toolpack"), link(["toolpacks"], {}, "Show all toolpacks")];
+  if (!chosen) return [h("h1", "There is no such toolpack"), link(["toolpacks"], {}, "Show all toolpacks")];
   return [
     h("div.heading", h("h1", name), link(["toolpacks"], {}, "All toolpacks")),
-    h("p", found.description),
-    found.distribution && h("p.hint", `From ${found.distribution} ${found.version}`),
-    found.options && [h("h2", "Options"), parametersOf(found.options)],
-    h("h2", count(found.functions.length, "function")),
+    h("p", chosen.description),
+    chosen.distribution && h("p.hint", `From ${chosen.distribution} ${chosen.version}`),
+    chosen.options && [h("h2", "Options"), parametersOf(chosen.options)],
+    h("h2", count(chosen.functions.length, "function")),
     functions.filter(({ toolpack }) => toolpack === name).map(functionOf),
-    found.tasks > 0 && [tasksOf(name, await call("list_tasks", params, signal)), auditOf(name, signal)],
-    h("details", h("summary", "JSON Schema of the environment"), h("pre", full(found.environment))),
+    chosen.tasks > 0 && [tasksOf(name, await call("list_tasks", params, signal)), auditOf(name, signal)],
+    h("details", h("summary", "JSON Schema of the environment"), h("pre", full(chosen.environment))),
   ];
 }
 

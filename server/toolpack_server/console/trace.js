@@ -47,16 +47,16 @@ const NOT_KEPT = -32011,
  *  also without a value. `isOldest` is set if the server no longer stores the version before that.
  * @returns {Promise<{version: number, isOldest?: boolean}>} */
 export async function setAt({ session_id: id, version }, pointer) {
-  let wanted = null;
+  let latest = null;
   for (let from = version; from >= 0; from -= PROBES) {
     const versions = Array.from({ length: Math.min(PROBES, from + 1) }, (_, n) => from - n);
-    const asked = versions.map((at) => ["get_environment", { session_id: id, version: at, pointer }]);
-    for (const [at, { result, error }] of (await batch(asked)).entries()) {
+    const requests = versions.map((at) => ["get_environment", { session_id: id, version: at, pointer }]);
+    for (const [at, { result, error }] of (await batch(requests)).entries()) {
       const isOldest = error?.code === NOT_KEPT;
       if (error && !isOldest && error.code !== NOT_THERE) throw error;
       const value = [error ? undefined : stringify(result)];
-      wanted ??= value;
-      if (isOldest || value[0] !== wanted[0]) return { version: versions[at] + 1, isOldest };
+      latest ??= value;
+      if (isOldest || value[0] !== latest[0]) return { version: versions[at] + 1, isOldest };
     }
   }
   return { version: 0 };
@@ -78,13 +78,13 @@ function hasText(record, text) {
  *  around once.
  * @returns {Promise<number | undefined>} */
 export async function indexWith(text, id, { after, total, by }, signal) {
-  const wanted = text.toLowerCase();
+  const needle = text.toLowerCase();
   for (let at = after + by, left = total; left > 0; ) {
     at = (at + total) % total;
     const size = Math.min(AT_ONCE, left, by > 0 ? total - at : at + 1);
     const part = await records(id, by > 0 ? at : at + 1 - size, by > 0 ? at + size : at + 1, signal);
-    const found = by > 0 ? part.find((each) => hasText(each, wanted)) : part.findLast((each) => hasText(each, wanted));
-    if (found) return found.index;
+    const match = by > 0 ? part.find((each) => hasText(each, needle)) : part.findLast((each) => hasText(each, needle));
+    if (match) return match.index;
     [at, left] = [at + by * size, left - size];
   }
   return undefined;
@@ -99,17 +99,17 @@ export async function countPath(id, signal) {
 /** Return the records from one index up to another. With `path`, the indexes are those of the current version's
  *  history, which includes records of ancestors. */
 export async function records(id, from, to, signal, path = undefined) {
-  const found = [];
-  for (let after = from - 1; after < to - 1; after = found.at(-1).path_index ?? found.at(-1).index) {
+  const all = [];
+  for (let after = from - 1; after < to - 1; after = all.at(-1).path_index ?? all.at(-1).index) {
     const part = await call(
       "get_trace",
       { session_id: id, after, path, limit: Math.min(to - 1 - after, AT_ONCE) },
       signal,
     );
     if (!part.length) break;
-    found.push(...part);
+    all.push(...part);
   }
-  return found;
+  return all;
 }
 
 export function details(record) {

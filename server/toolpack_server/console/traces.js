@@ -32,15 +32,15 @@ const sameName = (record) => `${title(record)} ${who(record)}`;
  * @returns {{a?: any, b?: any, change?: any}[]} */
 function aligned(one, other, [key, ...keys] = [sameStep, sameName]) {
   if (!key) return [...one.map((a) => ({ a })), ...other.map((b) => ({ b }))];
-  const found = [];
+  const pairs = [];
   let [i, j] = [0, 0];
   for (const [a, b] of [...common(one.map(key), other.map(key)), [one.length, other.length]]) {
-    found.push(...aligned(one.slice(i, a), other.slice(j, b), keys));
+    pairs.push(...aligned(one.slice(i, a), other.slice(j, b), keys));
     if (a < one.length)
-      found.push({ a: one[a], b: other[b], change: difference(compared(one[a]), compared(other[b])) });
+      pairs.push({ a: one[a], b: other[b], change: difference(compared(one[a]), compared(other[b])) });
     [i, j] = [a + 1, b + 1];
   }
-  return found;
+  return pairs;
 }
 
 const isDifferent = ({ a, b, change }) => !a || !b || Boolean(change);
@@ -58,9 +58,9 @@ export async function comparedTraces(ids, versions, signal) {
   const steps = traces.map(({ length }) => count(length, "step"));
   if (first < 0) return [h("h2", "Both traces are equal"), tableOf(pairs, -1)];
   const differing = pairs.filter(isDifferent).length;
-  const said = `${count(differing, "difference")} in ${steps[0]} of A and ${steps[1]} of B`;
+  const summary = `${count(differing, "difference")} in ${steps[0]} of A and ${steps[1]} of B`;
   const jump = button("Go to the first difference", () => reveal(document.getElementById("first-difference")), "quiet");
-  return [h("div.heading", h("h2", said), jump), tableOf(pairs, first)];
+  return [h("div.heading", h("h2", summary), jump), tableOf(pairs, first)];
 }
 
 function reveal(row) {

@@ -93,13 +93,13 @@ export function tree(value, change, { label, words, onSelect, rowsOf, files }) {
   const isOpen = (item) => item.ariaExpanded === "true";
 
   function itemOf(node) {
-    const given = {
+    const attributes = {
       role: "treeitem",
       tabindex: "-1",
       class: node.change?.kind,
       "aria-expanded": canOpen(node) && "false",
     };
-    const item = h("li", given, rowOf(node, words));
+    const item = h("li", attributes, rowOf(node, words));
     nodes.set(item, node);
     return item;
   }
@@ -186,8 +186,8 @@ export function tree(value, change, { label, words, onSelect, rowsOf, files }) {
 /** Create the row of a node: its name, its value or its changes.
  * @param {TreeNode} node @param {object} words */
 function rowOf({ key, value, change, group, changes, path, files }, words) {
-  const said = changes > 0 && (group || change.kind === "inside") ? count(changes, words.change) : words[change?.kind];
-  const mark = said && h("span.mark", said),
+  const text = changes > 0 && (group || change.kind === "inside") ? count(changes, words.change) : words[change?.kind];
+  const mark = text && h("span.mark", text),
     size = path !== undefined && sizeOf(value),
     named = path === undefined ? String(key) : nameOf(path);
   const name = [h("span.key", named, !group && ": "), size && h("span.hint", `${size} `)];
@@ -209,13 +209,14 @@ function rowOf({ key, value, change, group, changes, path, files }, words) {
 /** Return the pointers of the members that contain a text in their name or value, in display order. */
 export function search(value, text, limit = 1000) {
   const has = (part) => String(part).toLowerCase().includes(text.toLowerCase());
-  const found = [];
+  const pointers = [];
   const look = (inner, pointer) => {
-    for (const [key, member] of found.length < limit ? keyed(inner) : []) {
-      if ((!Array.isArray(inner) && has(key)) || (!isContainer(member) && has(member))) found.push(join(pointer, key));
+    for (const [key, member] of pointers.length < limit ? keyed(inner) : []) {
+      if ((!Array.isArray(inner) && has(key)) || (!isContainer(member) && has(member)))
+        pointers.push(join(pointer, key));
       if (isContainer(member)) look(member, join(pointer, key));
     }
   };
   if (isContainer(value)) look(value, "");
-  return found;
+  return pointers;
 }

@@ -38,21 +38,21 @@ async function notesOf({ session_id: ledger }, signal) {
  *  the largest mean among the ledgers.
  * @param {string} id @param {any[]} forks @param {number} total @param {AbortSignal} signal */
 export async function recordedValues(id, forks, total, signal) {
-  const found = new Map();
+  const values = new Map();
   const isCurrent = (fork) => isNote(fork) && fork.labels.records === String(total);
   for (const { session_id } of forks.filter(isCurrent)) {
     const [first] = await call("get_trace", { session_id, limit: 1 }, signal);
     const review = first?.metadata?.review;
     if (review?.session_id !== id) continue; // no review: a user may have given these labels to an ordinary fork
-    for (const { version, value } of review.steps) found.set(version, value ?? null);
-    return found;
+    for (const { version, value } of review.steps) values.set(version, value ?? null);
+    return values;
   }
   for (const ledger of forks.filter(isLedger))
     for (const [step, notes] of Map.groupBy(await notesOf(ledger, signal), ({ step }) => Number(step))) {
       const { mean, n } = estimate(notes);
-      if (n) found.set(step, Math.max(mean, found.get(step) ?? mean));
+      if (n) values.set(step, Math.max(mean, values.get(step) ?? mean));
     }
-  return found;
+  return values;
 }
 
 /** Return the mean of rewards and the square of its standard error. The result is NaN where it needs more rewards. */

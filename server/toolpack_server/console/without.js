@@ -29,6 +29,6 @@ export async function replayWithout({ id, session, signal }, record, progress) {
     different += answers.filter((answer, at) => ended(answer) !== ended(part[at])).length;
   }
   const run = `Without step ${record.index}, ${calls.length} later calls were run in a fork`;
-  const said = `${run}; ${different} ended differently.`;
-  go(["compare", id, fork.session_id], { a: session.version }, said);
+  const summary = `${run}; ${different} ended differently.`;
+  go(["compare", id, fork.session_id], { a: session.version }, summary);
 }

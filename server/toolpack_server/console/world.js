@@ -43,17 +43,17 @@ export async function withRows(ends, worlds) {
     to_version: to.version,
   };
   const changes = await call("diff_environment", params),
-    given = parse(stringify(worlds));
+    copies = parse(stringify(worlds));
   const pointers = new Set(changes.map(({ path }) => worlds.map((one) => rowIn(one, path).pointer).find(Boolean)));
   const wanted = [...pointers].filter(Boolean).slice(0, MOST);
   for (const [place, end] of ends.entries()) {
     const rows = await batch(wanted.map((pointer) => ["get_environment", { ...end, pointer }]));
     for (const [at, { result }] of rows.entries()) {
-      const { table, key } = rowIn(given[place], wanted[at]);
+      const { table, key } = rowIn(copies[place], wanted[at]);
       if (table && result !== undefined) table[key] = result;
     }
   }
-  return given;
+  return copies;
 }
 
 /** Return the row at a pointer, if it is in a table that shows only the number of rows. */
@@ -67,14 +67,14 @@ function rowIn(value, path) {
 
 function searchBox(value, reveal) {
   let text = "",
-    found = [],
+    pointers = [],
     at = -1;
   return searchField("Search in the world", (wanted, by) => {
-    if (wanted !== text) [text, found, at] = [wanted, search(value, wanted), by > 0 ? -1 : 0];
-    if (!found.length) return "Nothing found.";
-    at = (at + by + found.length) % found.length;
-    reveal(found[at]);
-    return `${at + 1} of ${found.length}`;
+    if (wanted !== text) [text, pointers, at] = [wanted, search(value, wanted), by > 0 ? -1 : 0];
+    if (!pointers.length) return "Nothing found.";
+    at = (at + by + pointers.length) % pointers.length;
+    reveal(pointers[at]);
+    return `${at + 1} of ${pointers.length}`;
   });
 }
 
@@ -87,15 +87,15 @@ function canBeTraced(value) {
 
 /** Create a button that goes to the step that set a value, or says that no step set it. */
 function stepButton(ends, pointer) {
-  const said = h("span.hint", { "aria-live": "polite" });
+  const result = h("span.hint", { "aria-live": "polite" });
   const find = async () => {
     const { version, isOldest } = await setAt(ends, pointer);
-    if (!said.isConnected) return; // the user has chosen another value meanwhile
-    if (version === 0) fill(said, "Unchanged since the start.");
-    else if (isOldest) fill(said, `Unchanged since version ${version}. The version before isn't kept.`);
+    if (!result.isConnected) return; // the user has chosen another value meanwhile
+    if (version === 0) fill(result, "Unchanged since the start.");
+    else if (isOldest) fill(result, `Unchanged since version ${version}. The version before isn't kept.`);
     else go(["sessions", ends.session_id], { version }, `This step set ${readable(pointer)}.`);
   };
-  return [button("Which step?", find, "quiet"), said];
+  return [button("Which step?", find, "quiet"), result];
 }
 
 const LONGEST = 2000; // characters
