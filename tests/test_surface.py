@@ -350,13 +350,15 @@ def test_entries_come_from_breaking_in_unreleased():
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """Write files of a project whose last release had three things, one of which is left."""
-    for name in ("KEPT", "CHANGELOG", "PROJECT"):
+    for name in ("RELEASED", "CHANGELOG", "PROJECT"):
         monkeypatch.setattr(surface, name, tmp_path / name)
     surface.PROJECT.write_text('[project]\nname = "x"\nversion = "0.1.0"\n')
     monkeypatch.setattr(surface, "PACKAGES", [tmp_path / "PACKAGE"])
     surface.PACKAGES[0].write_text('version = "0.1.0"\ndependencies = ["click>=8.1", "toolpack-server==0.1.0"]\n')
     surface.CHANGELOG.write_text(CHANGES)
-    surface.keep("0.1.0", Surface({name: Thing() for name in ("get_trace", "TOOLPACK_PORT", "toolpack_sessions")}))
+    surface.write_released(
+        "0.1.0", Surface({name: Thing() for name in ("get_trace", "TOOLPACK_PORT", "toolpack_sessions")})
+    )
     monkeypatch.setattr(surface, "describe", lambda: Surface(toolpack_sessions=Thing({"is a gauge"})))
     return surface
 
@@ -370,7 +372,7 @@ def test_a_break_missing_in_the_changelog_fails_with_its_name(files):
     assert result.exit_code == 1
     assert "`TOOLPACK_PORT` is gone\n" in result.output
     assert "get_trace" not in result.output
-    assert "1 break since 0.1.0 that CHANGELOG.md doesn't tell" in result.output
+    assert "CHANGELOG.md lacks 1 break since 0.1.0" in result.output
     files.CHANGELOG.write_text(CHANGES.replace("### Other\n\n", ""))
     assert run().exit_code == 0
 
@@ -384,13 +386,13 @@ def test_a_release_keeps_the_surface_and_begins_a_new_section(files):
     package = files.PACKAGES[0].read_text()
     assert package == 'version = "0.2.0"\ndependencies = ["click>=8.1", "toolpack-server==0.2.0"]\n'
     assert "## Unreleased\n\n## 0.2.0\n\n- `create_session` is quicker." in files.CHANGELOG.read_text()
-    kept = json.loads(files.KEPT.read_text())
+    kept = json.loads(files.RELEASED.read_text())
     assert kept == {"version": "0.2.0", "surface": {"toolpack_sessions": {"gives": ["is a gauge"]}}}
     assert run().output == "1 thing, 0 breaks since 0.2.0.\n"
 
 
 def test_a_release_made_again_replaces_its_own_surface(files):
     for _ in range(2):
-        assert run("--release", "0.1.0").output == "1 thing, kept as the surface of 0.1.0.\n"
+        assert run("--release", "0.1.0").output == "1 thing, stored as the surface of 0.1.0.\n"
         assert files.CHANGELOG.read_text().count("## 0.1.0\n") == 1
     assert run().output == "1 thing, 0 breaks since 0.1.0.\n"

@@ -1,4 +1,7 @@
-"""Development programs that aren't tests. They import test helpers by bare names, but no test modules."""
+"""Programs for the development of the server, such as long tests and benchmarks.
+
+They use the helper modules of `tests/`, which this package makes importable by bare names. They import no test modules.
+"""
 
 import sys
 from pathlib import Path

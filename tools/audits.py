@@ -1,9 +1,9 @@
-"""The audits of task collections, and the page of the docs with their results: `python -m tools.audits`.
+"""Audits of task collections, and the writer of the page docs/write/audits.md with their results.
 
     python -m tools.audits --folder FOLDER [--collection NAME]
 
 The page is built from the reports of `toolpack-server audit --json`, one per toolpack. The folder caches the reports: a
-toolpack that has one isn't audited again, and the page covers all reports in the folder.
+toolpack with a report isn't audited again, and the page covers all reports in the folder.
 """
 
 import json
@@ -23,7 +23,7 @@ from toolpack_author.audit.processes import task_names
 from toolpack_server.base.settings import load_settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "write" / "audits.md"
-MAX_ATTEMPT = 300  # maximum length of an attempt on the page, in characters; the report has all of it
+MAX_ATTEMPT = 300  # characters of an attempt on the page; longer attempts are cut, but the report has them in full
 
 
 class Collection(NamedTuple):
@@ -71,7 +71,7 @@ LEGEND = f"""\
 For each collection, the first table counts the [kinds of findings](tasks.md#audit), and the second table lists the
 faults. *Attempt* has the calls, as parameters of `run_function`, and the answer. An attempt of more than {MAX_ATTEMPT}
 characters is cut. Weaknesses may be intended, so they are only counted."""
-SHARES = """\
+SAMPLE_NOTE = """\
 Only a sample of the tasks was audited, chosen by the last digits of their numbers. The first table of this page has
 the size of the sample. Without `--task`, a command audits all tasks.
 """
@@ -79,14 +79,16 @@ the size of the sample. Without `--task`, a command audits all tasks.
 
 @click.command()
 @click.option("--folder", type=click.Path(path_type=Path), required=True, help="Folder of the reports.")
-@click.option("--collection", "names", multiple=True, type=click.Choice([*COLLECTIONS]), help="Only this one.")
+@click.option(
+    "--collection", "names", multiple=True, type=click.Choice([*COLLECTIONS]), help="Audit only this collection."
+)
 def audits(folder: Path, names: tuple[str, ...]) -> None:
     """Audit collections of tasks, and write docs/write/audits.md."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names or COLLECTIONS:
         for pack in COLLECTIONS[name].packs:
             if not (folder / f"{pack}.json").exists():
-                report = audited(COLLECTIONS[name], pack)
+                report = run_audit(COLLECTIONS[name], pack)
                 (folder / f"{pack}.json").write_text(json.dumps(report), encoding="utf-8")
     reports_by_name = {
         name: {pack: json.loads(path.read_text(encoding="utf-8")) for pack, path in reports(folder, name)}
@@ -99,10 +101,11 @@ def audits(folder: Path, names: tuple[str, ...]) -> None:
 
 
 def reports(folder: Path, name: str) -> list[tuple[str, Path]]:
+    """Return the toolpacks of a collection that have a report, with the report's path."""
     return [(pack, path) for pack in COLLECTIONS[name].packs if (path := folder / f"{pack}.json").exists()]
 
 
-def audited(collection: Collection, pack: str) -> dict[str, Any]:
+def run_audit(collection: Collection, pack: str) -> dict[str, Any]:
     """Audit a toolpack and return its report, with the processor time and the installed distribution added."""
     before = processor_seconds()
     with tempfile.TemporaryDirectory() as folder:
@@ -119,17 +122,19 @@ def audited(collection: Collection, pack: str) -> dict[str, Any]:
 
 
 def command(collection: Collection, pack: str) -> list[str]:
-    share = collection.packs[pack]
-    return ["audit", "--packs", pack, *(["--task", share] if share else []), *collection.options]
+    """Return the arguments of `toolpack-server` that audit a toolpack."""
+    pattern = collection.packs[pack]
+    return ["audit", "--packs", pack, *(["--task", pattern] if pattern else []), *collection.options]
 
 
 def processor_seconds() -> float:
     """Return the processor time of all child processes that have ended and were waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def page(reports_by_name: dict[str, dict[str, Any]]) -> str:
+    """Return the text of the page, from the reports of each collection."""
     rows = [
         "| toolpack | tasks | audited | attempts | with faults | with weaknesses only | processor seconds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -144,6 +149,7 @@ def page(reports_by_name: dict[str, dict[str, Any]]) -> str:
 
 
 def row(pack: str, report: dict[str, Any]) -> str:
+    """Return a toolpack's row of the first table."""
     findings = [task["findings"] for task in report["tasks"].values()]
     faulty = sum(any(each["fault"] for each in some) for some in findings)
     weak = sum(bool(some) for some in findings) - faulty
@@ -152,16 +158,17 @@ def row(pack: str, report: dict[str, Any]) -> str:
 
 
 def part(collection: Collection, reports: dict[str, dict[str, Any]]) -> str:
+    """Return the section of a collection: its commands, the counts of findings, and the faults."""
     tasks = {name: task["findings"] for report in reports.values() for name, task in report["tasks"].items()}
     kinds = Counter((each["fault"], each["kind"]) for findings in tasks.values() for each in findings)
     versions = {f"{collection.distribution} {report['version']}": None for report in reports.values()}
-    has_shares = any(collection.packs[pack] for pack in reports)
+    has_sample = any(collection.packs[pack] for pack in reports)
     commands = [f"toolpack-server {shlex.join(command(collection, pack))}" for pack in reports]
     lines = [
         f"## {collection.title}\n",
         f"These commands ran with {', '.join(versions)}:\n",
         *("```text", *commands, "```\n"),
-        *([SHARES] if has_shares else []),
+        *([SAMPLE_NOTE] if has_sample else []),
         "| finding | level | times |",
         "| --- | --- | ---: |",
         *(
@@ -177,6 +184,7 @@ def part(collection: Collection, reports: dict[str, dict[str, Any]]) -> str:
 
 
 def attempt(finding: dict[str, Any]) -> str:
+    """Return a table cell with the calls and the answer of an attempt."""
     calls = [{"function": call["function"], "kwargs": call["kwargs"]} for call in finding["calls"]]
     texts = ([json.dumps(calls, ensure_ascii=False)] if calls else ["no call"]) + (
         [f"answer {json.dumps(finding['answer'], ensure_ascii=False)}"] if finding["answer"] else []

@@ -1,7 +1,7 @@
 """Comparison of the server's verdicts on BFCL's entries with BFCL's own: `python -m tools.bfcl_parity` runs all 800.
 
-Each entry is run with its ground truth, without calls, and with mutations of the ground truth. First the results of the
-calls are compared, and then the verdicts.
+Each entry is run in BFCL's own code and on the server: with its ground truth, without calls, and with mutations of the
+ground truth. The results of the calls and the verdicts must be equal.
 """
 
 import copy
@@ -16,31 +16,31 @@ from toolpack_server.packs.loading import load_catalog
 from toolpacks import bfcl
 from tools import parity
 
-MUTANTS = 3
+MAX_MUTANTS = 3
 
 
-def runs(entry, mutants=MUTANTS):
-    """Yield the turns of calls to try, by name."""
+def runs(entry, mutants=MAX_MUTANTS):
+    """Yield the name and the calls of each run, turn by turn."""
     truth = entry["ground_truth"]
     yield "ground truth", truth
     yield "nothing", [[] for _ in truth]
-    chance = random.Random(entry["id"])
+    rng = random.Random(entry["id"])
     for number in range(mutants):
         turns = copy.deepcopy(truth)
-        turn = chance.choice([turn for turn in turns if turn])
-        kind = chance.choice(("omit", "twice", "argument"))
-        index = chance.randrange(len(turn))
+        turn = rng.choice([turn for turn in turns if turn])
+        kind = rng.choice(("omit", "twice", "argument"))
+        index = rng.randrange(len(turn))
         if kind == "omit":
             del turn[index]
         elif kind == "twice":
             turn.insert(index, turn[index])
         else:
             name, kwargs = bfcl.parse_call(turn[index])
-            turn[index] = bfcl.format_call(name, {key: other(value) for key, value in kwargs.items()})
+            turn[index] = bfcl.format_call(name, {key: change_value(value) for key, value in kwargs.items()})
         yield f"{kind} {number}", turns
 
 
-def other(value):
+def change_value(value):
     """Return another value of the same type."""
     if isinstance(value, str):
         return f"{value} too"
@@ -49,7 +49,7 @@ def other(value):
     return value + 1 if isinstance(value, int | float) else type(value)()  # a list or an object
 
 
-def in_process(entry, turns, name):
+def run_in_process(entry, turns, name):
     """Return BFCL's own verdict, and the results of its execution of the calls."""
     results, _ = multi_turn_utils.execute_multi_turn_func_call(
         [call for turn in turns for call in turn],
@@ -63,7 +63,7 @@ def in_process(entry, turns, name):
     return bool(multi_turn_checker(calls, entry["ground_truth"], entry, "", name)["valid"]), results
 
 
-def on_server(bench, entry, turns):
+def run_on_server(bench, entry, turns):
     """Return the server's verdict, and the results of its calls in BFCL's form."""
     session = bench.rpc("create_session", task=f"bfcl/{entry['id']}")["session_id"]
     results = []
@@ -80,18 +80,18 @@ def on_server(bench, entry, turns):
 
 
 def same(envelope, result):
-    """Return whether an envelope has the result of BFCL's execution, a text that is JSON where possible."""
+    """Return whether an envelope has the same result as BFCL's execution, which gives JSON, or else `str`, as text."""
     if envelope["error"] is not None:
         return result.startswith("Error during execution: ")
     return envelope["result"] == result or json.dumps(envelope["result"]) == result or str(envelope["result"]) == result
 
 
-def compared(bench, entry, mutants=MUTANTS):
-    """Run an entry's turns in both places, and yield the comparisons."""
+def compare_entry(bench, entry, mutants=MAX_MUTANTS):
+    """Make the runs of an entry in process and on the server, and yield the comparisons."""
     for name, turns in runs(entry, mutants):
         run = parity.Run(name)
-        expected, results = in_process(entry, turns, name.replace(" ", "_"))
-        passed, envelopes = on_server(bench, entry, turns)
+        expected, results = run_in_process(entry, turns, name.replace(" ", "_"))
+        passed, envelopes = run_on_server(bench, entry, turns)
         run.compare_verdicts(passed, expected)
         run.compare_results(envelopes, results, same)
         yield run
@@ -100,7 +100,7 @@ def compared(bench, entry, mutants=MUTANTS):
 def main():
     entries = bfcl._entries()
     with serving.Bench(load_catalog((), ("bfcl",)), timeout_seconds=600) as bench:
-        parity.compare_all("bfcl", entries, lambda name: compared(bench, entries[name]))
+        parity.compare_all("bfcl", entries, lambda name: compare_entry(bench, entries[name]))
 
 
 if __name__ == "__main__":

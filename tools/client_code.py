@@ -1,7 +1,7 @@
 """The source code of the Python client's methods, generated from the methods' classes.
 
-This module only returns text. The code is formatted like all code here: a list that doesn't fit into a line gets one
-line per item.
+`tools.schemas` writes the code to `client/methods.py`. This module only returns text. It formats the code as ruff does:
+a list that doesn't fit into a line gets one line per item.
 """
 
 import json
@@ -26,19 +26,16 @@ request; the functions here have no bodies.
 """
 # mypy: disable-error-code="empty-body"
 '''
-AGENTS = "The methods of an agent's address, where the session is implied."
+AGENTS = "The methods of an agent's address, which implies the session."
 CLIENTS = "The methods, with their parameters and results; the server's OpenRPC document describes each."
-REPEATED = {
-    "session_id": "The session.",
-    "function": "The function's name.",
-}  # descriptions that only repeat a name are omitted
-ACCEPTED: dict[Any, type] = {
-    dict: Mapping,
-    list: Sequence,
-}  # argument types that the clients accept instead of the server's
+# Descriptions of parameters that the code leaves out, because they only repeat the name.
+OMITTED_DESCRIPTIONS = {"session_id": "The session.", "function": "The function's name."}
+# Wider types of arguments that the clients accept, by the server's types.
+ARGUMENT_TYPES: dict[Any, type] = {dict: Mapping, list: Sequence}
 
 
 def client_code(methods: Iterable[type[Method]]) -> str:
+    """Return the source of `client/methods.py`."""
     methods, writer = [*methods], _ClientWriter()
     agents = writer.clients("AgentMethods", AGENTS, agents_methods(methods))
     clients = writer.clients("ClientMethods", CLIENTS, clients_methods(methods))
@@ -49,7 +46,8 @@ class _ClientWriter:
     """Writes classes of methods, and collects their imports.
 
     Attributes:
-        results: Result types with members that features add, by name; they are defined in no module.
+        results: The source of some result types, by name. Features add members to these types, so no module defines
+            them, and the code can't import them.
     """
 
     def __init__(self) -> None:
@@ -57,14 +55,18 @@ class _ClientWriter:
         self._imported: defaultdict[str, set[str]] = defaultdict(set)
 
     def imports(self) -> str:
+        """Return the imports of all names that were used so far, in three groups as ruff sorts them."""
         lines = defaultdict(list)
         for module, names in sorted(self._imported.items()):
             line = f"from {module} import {', '.join(sorted(names))}"
             group = 2 if module.startswith(("server.", "toolpack_server.")) else module == "typing_extensions"
-            lines[group].append(line if len(line) <= WIDTH else _fitted(f"from {module} import (", sorted(names), ")"))
+            lines[group].append(
+                line if len(line) <= WIDTH else _bracketed(f"from {module} import (", sorted(names), ")")
+            )
         return "\n\n".join("\n".join(lines[group]) for group in sorted(lines)) + "\n"
 
     def clients(self, name: str, summary: str, methods: Iterable[type[Method]]) -> str:
+        """Return a class with these methods."""
         members = "\n\n".join(indent(self._method(method), "    ") for method in methods)
         return f'class {name}:\n    """{summary}"""\n\n{members}\n'
 
@@ -79,48 +81,51 @@ class _ClientWriter:
         return "\n".join(
             [
                 f'@requests("{declared.name}"{"" if declared.repeatable else ", repeatable=False"})',
-                _fitted(f"def {name}(", arguments, _after(result), 4),
+                _bracketed(f"def {name}(", arguments, _signature_end(result), 4),
                 indent(_docstring(declared.summary, fields), "    "),
             ]
         )
 
     def _argument(self, name: str, field: FieldInfo) -> str:
-        shown = self._type(field.annotation, ACCEPTED)
+        source = self._type(field.annotation, ARGUMENT_TYPES)
         if field.is_required():
-            return f"{name}: {shown}"
+            return f"{name}: {source}"
         if field.default_factory is not None:
-            return f"{name}: {shown.removesuffix(' | None')} | None = None"
+            return f"{name}: {source.removesuffix(' | None')} | None = None"
         default = json.dumps(field.default) if isinstance(field.default, str) else repr(field.default)
-        line = f"{name}: {shown} = {default}"
+        line = f"{name}: {source} = {default}"
         if len(line) + len(",") + 8 > WIDTH and get_origin(field.annotation) is Literal:
-            shown = _fitted("Literal[", [json.dumps(each) for each in get_args(field.annotation)], "]", WIDTH)
-            return f"{name}: {shown} = {default}"
+            source = _bracketed("Literal[", [json.dumps(each) for each in get_args(field.annotation)], "]", WIDTH)
+            return f"{name}: {source} = {default}"
         return line
 
-    def _type(self, kind: Any, accepted: Mapping[Any, type] | None = None) -> str:
-        """Return the source of a type. For an argument, use the wider type of `accepted`."""
+    def _type(self, kind: Any, argument_types: Mapping[Any, type] | None = None) -> str:
+        """Return the source of a type, and collect its import. `argument_types` replaces some types by wider ones."""
         origin, inner = get_origin(kind), get_args(kind)
         if origin is typing.Annotated:
-            return self._type(inner[0], accepted)
+            return self._type(inner[0], argument_types)
         if origin in {typing.Union, UnionType}:
-            return " | ".join(self._type(each, accepted) for each in inner)
+            return " | ".join(self._type(each, argument_types) for each in inner)
         if origin is Literal and inner == (True,):
             return "bool"
-        named = Any if kind is Any else Literal if origin is Literal else (accepted or {}).get(origin, origin or kind)
-        if named is NoneType:
+        named_type = (
+            Any if kind is Any else Literal if origin is Literal else (argument_types or {}).get(origin, origin or kind)
+        )
+        if named_type is NoneType:
             return "None"
-        name = getattr(named, "__name__", "") or str(named).removeprefix("typing.")
-        if is_typeddict(named) and getattr(import_module(named.__module__), name) is not named:
+        name = getattr(named_type, "__name__", "") or str(named_type).removeprefix("typing.")
+        if is_typeddict(named_type) and getattr(import_module(named_type.__module__), name) is not named_type:
             if name not in self.results:
-                self.results[name] = self._result(named)
-        elif getattr(named, "__module__", "") != "builtins":
-            self._imported[named.__module__].add(name)
+                self.results[name] = self._result(named_type)
+        elif getattr(named_type, "__module__", "") != "builtins":
+            self._imported[named_type.__module__].add(name)
         if not inner:
             return name
-        shown = [json.dumps(each) if origin is Literal else self._type(each, accepted) for each in inner]
-        return f"{name}[{', '.join(shown)}]"
+        sources = [json.dumps(each) if origin is Literal else self._type(each, argument_types) for each in inner]
+        return f"{name}[{', '.join(sources)}]"
 
     def _result(self, kind: Any) -> str:
+        """Return the source of a result type that no module defines."""
         self._imported["typing_extensions"].add("TypedDict")
         members = [f"{name}: {self._type(each)}" for name, each in kind.__annotations__.items()]
         for index, line in enumerate(members):
@@ -133,16 +138,19 @@ class _ClientWriter:
         return f"class {kind.__name__}(TypedDict):\n" + indent("\n".join([*lines, "", *members]), "    ") + "\n"
 
 
-def _fitted(before: str, items: Sequence[str], after: str, width: int = 0) -> str:
-    """Return items between brackets: in one line if it fits after `before`, or else one per line."""
+def _bracketed(before: str, items: Sequence[str], after: str, width: int = 0) -> str:
+    """Return `before`, the items and `after`: in one line if they fit, or else with one item per line."""
     line = f"{before}{', '.join(items)}{after}"
     if len(line) + width <= WIDTH:
         return line
     return f"{before}\n" + indent("".join(f"{item},\n" for item in items), "    ") + after
 
 
-def _after(result: str) -> str:
-    """Return the source after the arguments. The alternatives of a list that is too long get one line each."""
+def _signature_end(result: str) -> str:
+    """Return the end of a function's first line: the bracket and the result's type.
+
+    If it is too long, the type is a list of several types, and each of these gets a line.
+    """
     line = f") -> {result}:"
     if len(line) + 4 <= WIDTH:
         return line
@@ -152,10 +160,10 @@ def _after(result: str) -> str:
 
 def _docstring(summary: str, fields: Mapping[str, FieldInfo]) -> str:
     lines = wrap(f'"""{summary}', WIDTH - 8)
-    described = {name: field for name, field in fields.items() if field.description != REPEATED.get(name)}
-    if described:
+    documented = {name: field for name, field in fields.items() if field.description != OMITTED_DESCRIPTIONS.get(name)}
+    if documented:
         lines += ["", "Args:"]
-        for name, field in described.items():
+        for name, field in documented.items():
             lines += wrap(f"{name}: {field.description}", WIDTH - 12, initial_indent="    ", subsequent_indent=" " * 8)
         lines.append('"""')
     else:

@@ -1,4 +1,4 @@
-"""The picture of the console in the README, taken with a temporary server and browser.
+"""Writer of the picture of the console in the README, which it takes with a temporary server and browser.
 
 python -m tools.console_picture
 """

@@ -2,9 +2,9 @@
 
     python -m tools.container
 
-A small Debian with Python, unpacked by `mmdebstrap`, replaces the base image of the Dockerfile. All else is real: the
-Dockerfile's own steps, its user, command and health check, volumes that outlive a container, and the commands of
-compose.yaml with a real Redis.
+A small Debian with Python, unpacked by `mmdebstrap`, replaces the base image of the Dockerfile. Everything else is as
+in production: the Dockerfile's steps, user, command and health check, volumes that outlive a container, and the
+commands of compose.yaml with a real Redis.
 
 Exit status 1 means that something failed; the failure is printed. Without root, buildah or mmdebstrap the program
 prints the reason and exits with status 0.
@@ -31,11 +31,11 @@ from redis_server import find, free_port
 
 ROOT = Path(__file__).parents[1]
 IMAGE = "toolpack-server"
-# Packages are only unpacked, not configured, which would take most of the time. So the list includes all that a shell
-# needs.
+# Packages are only unpacked: to configure them would take most of the time. So the list must name all packages that a
+# shell needs.
 PACKAGES = "python3,python3-venv,python3-pip,base-files,base-passwd,coreutils,dash,libc-bin,passwd"
-CERTIFICATES = "/etc/ssl/certs"  # of this machine, because its network may have its own certificate authorities
-PATIENCE = 60.0  # seconds
+CERTIFICATES = "/etc/ssl/certs"  # this machine's, because its network may have its own certificate authorities
+TIMEOUT_SECONDS = 60.0
 STOP_SECONDS = 10.0  # time that container engines allow between SIGTERM and SIGKILL
 
 PACK = '''"""A counter."""
@@ -71,8 +71,8 @@ def mirror() -> tuple[str, str]:
         "Component: main",
         "Identifier: Packages",
     ]
-    listed = subprocess.run(targets, capture_output=True, text=True, check=True).stdout
-    return next((release, line.split()[1]) for line in listed.splitlines() if line.split()[0] == release)
+    output = subprocess.run(targets, capture_output=True, text=True, check=True).stdout
+    return next((release, line.split()[1]) for line in output.splitlines() if line.split()[0] == release)
 
 
 class Engine:
@@ -85,32 +85,32 @@ class Engine:
     def command(self, *arguments: str) -> list[str]:
         return ["buildah", "--root", f"{self.folder}/root", "--runroot", f"{self.folder}/run", *arguments]
 
-    def do(self, *arguments: str, **options) -> str:
+    def buildah(self, *arguments: str, **options) -> str:
         """Run a command of buildah, and return its output."""
-        done = subprocess.run(
+        process = subprocess.run(
             self.command(*arguments), env=self.environment, capture_output=True, text=True, check=False, **options
         )
-        if done.returncode:
-            sys.exit(f"buildah {arguments[0]} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-        return done.stdout.strip()
+        if process.returncode:
+            sys.exit(f"buildah {arguments[0]} failed:\n{process.stdout[-4000:]}{process.stderr[-4000:]}")
+        return process.stdout.strip()
 
     def make_base(self, name: str) -> None:
         """Create an image with Debian's Python, under the name of the base image."""
         base = self.folder / "base"
         release, source = mirror()
-        making = ["mmdebstrap", "--variant=extract", f"--include={PACKAGES}", release, str(base), source]
-        process = subprocess.run(making, capture_output=True, text=True, check=False)
+        command = ["mmdebstrap", "--variant=extract", f"--include={PACKAGES}", release, str(base), source]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
         if process.returncode:
             sys.exit(f"mmdebstrap failed:\n{process.stderr[-4000:]}")
-        for file in ("passwd", "group"):  # as base-passwd configures itself
+        for file in ("passwd", "group"):  # the configuration of base-passwd does the same
             shutil.copy(base / f"usr/share/base-passwd/{file}.master", base / "etc" / file)
         (base / "usr/bin/python").symlink_to("python3")
         for mark in base.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
             mark.unlink()
-        container = self.do("from", "scratch")
-        self.do("add", container, f"{base}/", "/")
-        self.do("commit", "--format", "docker", container, f"localhost/{name}")
-        self.do("rm", container)
+        container = self.buildah("from", "scratch")
+        self.buildah("add", container, f"{base}/", "/")
+        self.buildah("commit", "--format", "docker", container, f"localhost/{name}")
+        self.buildah("rm", container)
         shutil.rmtree(base)
 
     def build(self, context: Path, tag: str) -> None:
@@ -126,37 +126,39 @@ class Engine:
         ]
         for name in {"PIP_CERT", "PIP_INDEX_URL"} & os.environ.keys():
             options += ["--env", f"{name}={os.environ[name]}"]
-        self.do("build-using-dockerfile", *options, "--tag", tag, str(context))
+        self.buildah("build-using-dockerfile", *options, "--tag", tag, str(context))
 
     def image(self, tag: str) -> dict:
         """Return the run configuration of an image."""
-        return json.loads(self.do("inspect", "--type", "image", tag))["Docker"]["config"]
+        return json.loads(self.buildah("inspect", "--type", "image", tag))["Docker"]["config"]
 
     @contextlib.contextmanager
     def container(self, tag: str) -> Iterator[str]:
-        name = self.do("from", "--pull-never", f"localhost/{tag}")
+        """Create a container of an image, yield its name, and remove it at the end."""
+        name = self.buildah("from", "--pull-never", f"localhost/{tag}")
         try:
             yield name
         finally:
-            self.do("rm", name)
+            self.buildah("rm", name)
 
     def run(
         self, container: str, command: list[str], volumes: dict[Path, str], environment: dict[str, str]
     ) -> list[str]:
         """Return the command that runs another command in a container."""
         options = ["--network", "host"]
-        for folder, place in volumes.items():
-            options += ["--volume", f"{folder}:{place}"]
+        for folder, path in volumes.items():
+            options += ["--volume", f"{folder}:{path}"]
         for name, value in environment.items():
             options += ["--env", f"{name}={value}"]
         return self.command("run", *options, container, "--", *command)
 
     def start(self, command: list[str], log: Path) -> subprocess.Popen:
-        with log.open("ab") as said:
-            return subprocess.Popen(command, env=self.environment, stdout=said, stderr=said, start_new_session=True)
+        """Start a command in a process group of its own, and write its output to a log."""
+        with log.open("ab") as output:
+            return subprocess.Popen(command, env=self.environment, stdout=output, stderr=output, start_new_session=True)
 
 
-class Served:
+class ContainerServer:
     """A server in a container, and its processes."""
 
     def __init__(self, engine: Engine, container: str, command: list[str], volumes: dict, environment: dict) -> None:
@@ -166,12 +168,14 @@ class Served:
         self.process = engine.start(engine.run(container, command, volumes, environment), self.log)
         token = environment["TOOLPACK_TOKENS"].partition(":")[2]
         self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=TIMEOUT_SECONDS,
         )
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not self._is_ready():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"The server isn't ready:\n{self.log.read_text()[-4000:]}")
@@ -189,7 +193,7 @@ class Served:
         return answer["result"]
 
     def processes(self) -> list[int]:
-        """Return the server's processes, the first one first: descendants of buildah's that run Python."""
+        """Return the process ids of the server: the descendants of buildah that run Python. The first is the parent."""
         pids, level = [], [self.process.pid]
         while level:
             level = [child for parent in level for child in _children(parent)]
@@ -209,20 +213,20 @@ class Served:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait(PATIENCE)
+        self.process.wait(TIMEOUT_SECONDS)
         self._wait_until_gone()
 
     def stop(self) -> float:
         """Send SIGTERM to the first process, as an engine does, and return the seconds until all have ended."""
         began = time.monotonic()
         os.kill(self.processes()[0], signal.SIGTERM)
-        status = self.process.wait(PATIENCE)
+        status = self.process.wait(TIMEOUT_SECONDS)
         assert status == 0, f"exited with status {status}:\n{self.log.read_text()[-4000:]}"
         self._wait_until_gone()
         return time.monotonic() - began
 
     def _wait_until_gone(self) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while self._is_ready():
             assert time.monotonic() < deadline, "the port is still open"
             time.sleep(0.05)
@@ -245,16 +249,18 @@ def _is_python(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, container: str, command: list[str], volumes: dict, environment: dict) -> Iterator[Served]:
-    served = Served(engine, container, command, volumes, environment)
+def serving(
+    engine: Engine, container: str, command: list[str], volumes: dict, environment: dict
+) -> Iterator[ContainerServer]:
+    server = ContainerServer(engine, container, command, volumes, environment)
     try:
-        yield served
+        yield server
     finally:
-        if served.process.poll() is None:
-            served.kill()
+        if server.process.poll() is None:
+            server.kill()
 
 
-def new_volume(engine: Engine, image: dict) -> Path:
+def create_volume(engine: Engine, image: dict) -> Path:
     """Create a volume for the data, with the owner of the folder in the image."""
     data = engine.folder / secrets.token_hex(4)
     data.mkdir()
@@ -262,71 +268,74 @@ def new_volume(engine: Engine, image: dict) -> Path:
     return data
 
 
-def mounted_packs(engine: Engine) -> Path:
+def create_packs(engine: Engine) -> Path:
     packs = engine.folder / "packs"
     packs.mkdir(exist_ok=True)
     (packs / "counter.py").write_text(PACK)
     return packs
 
 
-def variables(**more: str) -> dict[str, str]:
+def environment_variables(**more: str) -> dict[str, str]:
     return {"TOOLPACK_PORT": str(free_port()), "TOOLPACK_TOKENS": f"me:{secrets.token_hex(16)}", **more}
 
 
-def try_alone(engine: Engine, image: dict) -> None:
-    """Serve with the image's defaults, check the health, call, kill, continue on the same volume, stop in time."""
-    volumes = {new_volume(engine, image): "/data", mounted_packs(engine): "/packs:ro"}
-    command, environment = [*image["Entrypoint"], *image["Cmd"]], variables()
+def check_defaults(engine: Engine, image: dict) -> None:
+    """Serve with the image's defaults, and check the user and the health. Then kill the server.
+
+    A second server on the same volume must continue the session, and stop within `STOP_SECONDS`.
+    """
+    volumes = {create_volume(engine, image): "/data", create_packs(engine): "/packs:ro"}
+    command, environment = [*image["Entrypoint"], *image["Cmd"]], environment_variables()
     with engine.container(IMAGE) as container:
-        with serving(engine, container, command, volumes, environment) as served:
-            owners = {Path(f"/proc/{pid}").stat().st_uid for pid in served.processes()}
+        with serving(engine, container, command, volumes, environment) as server:
+            owners = {Path(f"/proc/{pid}").stat().st_uid for pid in server.processes()}
             assert owners == {int(image["User"])}, f"the server runs as {owners}"
-            served.check_health(image["Healthcheck"]["Test"])
-            session = served.rpc("create_session", toolpacks=["counter"])["session_id"]
-            called = {"session_id": session, "function": "increase", "call_id": "one"}
-            assert served.rpc("run_function", **called) == {"result": 1, "error": None}
-            served.kill()
-        with serving(engine, container, command, volumes, environment) as served:
-            assert served.rpc("run_function", **called) == {"result": 1, "error": None}, "the call ran twice"
-            assert served.rpc("run_function", **{**called, "call_id": "two"})["result"] == 2, "the session was lost"
-            seconds = served.stop()
+            server.check_health(image["Healthcheck"]["Test"])
+            session = server.rpc("create_session", toolpacks=["counter"])["session_id"]
+            call = {"session_id": session, "function": "increase", "call_id": "one"}
+            assert server.rpc("run_function", **call) == {"result": 1, "error": None}
+            server.kill()
+        with serving(engine, container, command, volumes, environment) as server:
+            assert server.rpc("run_function", **call) == {"result": 1, "error": None}, "the call ran twice"
+            assert server.rpc("run_function", **{**call, "call_id": "two"})["result"] == 2, "the session was lost"
+            seconds = server.stop()
             assert seconds <= STOP_SECONDS, f"SIGTERM took {seconds:.1f} s"
     print(f"image: served, healthy, killed, continued, stopped in {seconds:.1f} s")
 
 
-def try_pinned(engine: Engine, image: dict) -> None:
-    """Use a session with a seed and a clock. The image must have all the packages that it needs."""
-    volumes = {new_volume(engine, image): "/data", mounted_packs(engine): "/packs:ro"}
-    command, environment = [*image["Entrypoint"], *image["Cmd"]], variables(TOOLPACK_ISOLATION="process")
+def check_seed_and_clock(engine: Engine, image: dict) -> None:
+    """Use a session with a seed and a clock, to check that the image has the packages that these need."""
+    volumes = {create_volume(engine, image): "/data", create_packs(engine): "/packs:ro"}
+    command, environment = [*image["Entrypoint"], *image["Cmd"]], environment_variables(TOOLPACK_ISOLATION="process")
     with (
         engine.container(IMAGE) as container,
-        serving(engine, container, command, volumes, environment) as served,
+        serving(engine, container, command, volumes, environment) as server,
     ):
         options = {"seed": "1", "clock": "2026-01-01T00:00:00Z"}
-        session = served.rpc("create_session", toolpacks=["counter"], **options)["session_id"]
-        assert served.rpc("run_function", session_id=session, function="increase")["result"] == 1
-        served.stop()
+        session = server.rpc("create_session", toolpacks=["counter"], **options)["session_id"]
+        assert server.rpc("run_function", session_id=session, function="increase")["result"] == 1
+        server.stop()
     print("image: a session with a seed and a clock")
 
 
-def try_authors_tools(engine: Engine, image: dict) -> None:
-    """Check the tools of authors and judges in the image: `check` with function calls, `audit` and `conform`."""
-    volumes = {mounted_packs(engine): "/packs:ro"}
+def check_author_commands(engine: Engine, image: dict) -> None:
+    """Check that the image has the commands of authors: `check` with function calls, `audit` and `conform`."""
+    volumes = {create_packs(engine): "/packs:ro"}
     with engine.container(IMAGE) as container:
-        for words, said in (
+        for words, output in (
             ("check --pack-dir /packs --packs counter --calls", "no problems."),
             ("audit --help", "Try to pass tasks"),
             ("conform --toolpack", "toolpack"),
         ):
             command = engine.run(container, [*image["Entrypoint"], *words.split()], volumes, {})
-            done = subprocess.run(command, env=engine.environment, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"{words}: {done.stderr[-2000:]}"
-            assert said in done.stdout, f"{words}: {done.stdout[-2000:]}"
-    print("image: check calls functions; audit and conform are there")
+            process = subprocess.run(command, env=engine.environment, capture_output=True, text=True, check=False)
+            assert process.returncode == 0, f"{words}: {process.stderr[-2000:]}"
+            assert output in process.stdout, f"{words}: {process.stdout[-2000:]}"
+    print("image: `check` calls functions, and has `audit` and `conform`")
 
 
-def try_own_packages(engine: Engine) -> None:
-    """Build the image of docs/operate/deploy.md for toolpacks with further packages, and use such a toolpack."""
+def check_derived_image(engine: Engine) -> None:
+    """Build the image that docs/operate/deploy.md shows for toolpacks with further packages, and use a toolpack."""
     page = (ROOT / "docs" / "operate" / "deploy.md").read_text()
     context, tag = engine.folder / "own", "own"
     (context / "packs").mkdir(parents=True)
@@ -335,18 +344,18 @@ def try_own_packages(engine: Engine) -> None:
     (context / "packs" / "counter.py").write_text(uses.replace("from typing", "import polars\nfrom typing"))
     engine.build(context, tag)
     image = engine.image(tag)
-    volumes, environment = {new_volume(engine, image): "/data"}, variables()
+    volumes, environment = {create_volume(engine, image): "/data"}, environment_variables()
     command = [*image["Entrypoint"], *image["Cmd"]]
-    with engine.container(tag) as container, serving(engine, container, command, volumes, environment) as served:
-        session = served.rpc("create_session")["session_id"]
-        assert served.rpc("run_function", session_id=session, function="increase")["result"] == 1
-        served.stop()
+    with engine.container(tag) as container, serving(engine, container, command, volumes, environment) as server:
+        session = server.rpc("create_session")["session_id"]
+        assert server.rpc("run_function", session_id=session, function="increase")["result"] == 1
+        server.stop()
     print("image for toolpacks with further packages: a call that uses one")
 
 
 def start_redis(command: list[str], port: int) -> subprocess.Popen:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     with redis.Redis(port=port) as client:
         while True:
             with contextlib.suppress(redis.ConnectionError, redis.BusyLoadingError):
@@ -356,51 +365,54 @@ def start_redis(command: list[str], port: int) -> subprocess.Popen:
             time.sleep(0.05)
 
 
-def try_composed(engine: Engine, image: dict) -> None:
-    """Run the two services of compose.yaml as two processes, with its settings. No answered call may be lost."""
+def check_compose(engine: Engine, image: dict) -> None:
+    """Run the two services of compose.yaml as two processes with its settings, and kill Redis between two calls.
+
+    The answered call must not be lost.
+    """
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
     data, port = engine.folder / "redis-data", free_port()
     data.mkdir()
     program, *settings = services["redis"]["command"]
     assert program == "redis-server", program
-    here = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(data)]
-    redis_command = [find() or sys.exit("no redis-server here"), *settings, *here]
+    local_settings = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(data)]
+    redis_command = [find() or sys.exit("redis-server isn't installed"), *settings, *local_settings]
     store = f"redis://127.0.0.1:{port}"
     command = [part.replace("redis://redis:6379", store) for part in services["server"]["command"]]
-    volumes = {new_volume(engine, image): "/data", mounted_packs(engine): "/packs:ro"}
-    environment = variables(TOOLPACK_SECRET_KEY=secrets.token_hex(32))
+    volumes = {create_volume(engine, image): "/data", create_packs(engine): "/packs:ro"}
+    environment = environment_variables(TOOLPACK_SECRET_KEY=secrets.token_hex(32))
     process = start_redis(redis_command, port)
     try:
         with (
             engine.container(IMAGE) as container,
-            serving(engine, container, [*image["Entrypoint"], *command], volumes, environment) as served,
+            serving(engine, container, [*image["Entrypoint"], *command], volumes, environment) as server,
         ):
-            session = served.rpc("create_session", toolpacks=["counter"])["session_id"]
-            assert served.rpc("run_function", session_id=session, function="increase")["result"] == 1
+            session = server.rpc("create_session", toolpacks=["counter"])["session_id"]
+            assert server.rpc("run_function", session_id=session, function="increase")["result"] == 1
             process.kill()
             process.wait()
             process = start_redis(redis_command, port)
-            served.wait_until_ready()
-            assert served.rpc("run_function", session_id=session, function="increase")["result"] == 2
-            served.stop()
+            server.wait_until_ready()
+            assert server.rpc("run_function", session_id=session, function="increase")["result"] == 2
+            server.stop()
     finally:
         process.kill()
         process.wait()
     print("compose.yaml: two services, Redis killed and started again, nothing lost")
 
 
-def missing() -> str | None:
+def missing_requirement() -> str | None:
     """Return the reason why this machine can't run the test, or None."""
     if os.getuid() != 0:
         return "it needs root"
     tools = [tool for tool in ("buildah", "mmdebstrap", "apt-get") if shutil.which(tool) is None]
-    return f"no {', '.join(tools)} here" if tools else None
+    return f"{', '.join(tools)} not installed" if tools else None
 
 
 def main() -> None:
-    why = missing()
-    if why is not None:
-        print(f"The container wasn't tested: {why}.")
+    reason = missing_requirement()
+    if reason is not None:
+        print(f"The container wasn't tested: {reason}.")
         return
     base = re.search(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)[1]
     with tempfile.TemporaryDirectory(prefix="toolpack-container-") as folder:
@@ -409,11 +421,11 @@ def main() -> None:
         engine.make_base(base)
         engine.build(ROOT, IMAGE)
         image = engine.image(IMAGE)
-        try_alone(engine, image)
-        try_pinned(engine, image)
-        try_authors_tools(engine, image)
-        try_own_packages(engine)
-        try_composed(engine, image)
+        check_defaults(engine, image)
+        check_seed_and_clock(engine, image)
+        check_author_commands(engine, image)
+        check_derived_image(engine)
+        check_compose(engine, image)
 
 
 if __name__ == "__main__":

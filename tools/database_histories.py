@@ -1,9 +1,10 @@
-"""Random histories of a session's database, compared with plain `sqlite3`: results, errors and tables must be equal.
+"""Random histories of sessions' databases, compared with plain `sqlite3`: results, errors and tables must be equal.
 
     python -m tools.database_histories --histories 2000 --store sqlite --isolation process
     python -m tools.database_histories --histories 500 --store redis --isolation thread --kills 2
 
-Exit status 1 means that they differed; the output has the seed that reproduces it.
+A history is a random sequence of calls, resets and forks. Exit status 1 means that a history differed; the output has
+the seed that reproduces it.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ KEYS = ["", "PRIMARY KEY", "UNIQUE", "NOT NULL", "DEFAULT 3", "CHECK (a IS NOT 9
 
 
 class Statements:
-    """Generates random SQL of which enough statements are valid together."""
+    """Generates random SQL statements. They use few names, so that many of them are valid after one another."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -102,25 +103,25 @@ class Statements:
             ]
         )
 
-    def one(self):
+    def statement(self):
         return self.rng.choices([self.create, self.insert, self.many, self.change, self.schema], [2, 6, 2, 4, 3])[0]()
 
     def script(self):
-        inside = "; ".join(self.one() for _ in range(self.rng.randrange(1, 4)))
+        inside = "; ".join(self.statement() for _ in range(self.rng.randrange(1, 4)))
         return self.rng.choice(
             [
                 inside,
                 f"BEGIN; {inside}; COMMIT",
                 f"BEGIN; {inside}; ROLLBACK",
                 f"SAVEPOINT p; {inside}; ROLLBACK TO p; {self.insert()}; RELEASE p",
-                f"BEGIN; {inside}",  # a transaction that nothing ends
+                f"BEGIN; {inside}",  # a transaction that the script doesn't end
                 f"SAVEPOINT q; {inside}",
             ]
         )
 
 
-class Plain:
-    """A database in plain `sqlite3`, in memory."""
+class PlainDatabase:
+    """One version of a database in plain `sqlite3`, in memory. Running SQL returns the next version."""
 
     def __init__(self, content=None):
         if content is None:
@@ -131,36 +132,43 @@ class Plain:
             database.close()
         self.content = content
 
-    def opened(self):
+    def open(self):
         connection = sqlite3.connect(":memory:")
         connection.deserialize(self.content)
         connection.execute("PRAGMA foreign_keys=ON")
         return connection
 
     def run(self, sql, *, script, fails):
-        """Run SQL as a call does. Return the answer, and the database after it."""
-        connection = self.opened()
+        """Run SQL as a call does. Return the result, the error, and the database after the call.
+
+        Args:
+            sql: The SQL.
+            script: Whether the SQL may have several statements.
+            fails: Whether the call raises an error at its end, so that its changes are lost.
+        """
+        connection = self.open()
         try:
             rows = connection.executescript(sql).fetchall() if script else connection.execute(sql).fetchall()
             if fails:
                 raise ValueError("on purpose")
             connection.commit()
-            return [[repr(value) for value in row] for row in rows], None, Plain(connection.serialize())
+            return [[repr(value) for value in row] for row in rows], None, PlainDatabase(connection.serialize())
         except Exception as error:  # noqa: BLE001 - the call must fail with the same error
             return "", f"{type(error).__name__}: {error}", self
         finally:
             connection.close()
 
-    def everything(self):
-        connection = self.opened()
+    def read_content(self):
+        """Return the content of the database, as `content_of` returns it."""
+        connection = self.open()
         try:
-            return everything(lambda sql: [[repr(value) for value in row] for row in connection.execute(sql)])
+            return content_of(lambda sql: [[repr(value) for value in row] for row in connection.execute(sql)])
         finally:
             connection.close()
 
 
-def everything(query):
-    """Return the content of a database, as far as SQL shows it."""
+def content_of(query):
+    """Return the content of a database, as far as SQL shows it. `query` runs SQL and returns the rows."""
     schema = query("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name")
     content = {"schema": schema, "check": query("PRAGMA integrity_check"), "version": query("PRAGMA user_version")}
     for kind, name, _, _ in schema:
@@ -171,43 +179,47 @@ def everything(query):
 
 
 def history(bench, seed, steps=25):
-    """Run random operations on a family of sessions."""
+    """Run random operations on a session and its forks, and the same SQL on plain databases. Return the sessions."""
     rng = random.Random(seed)
     statements = Statements(rng)
     first = bench.create("stall", environment={"stall": {"db": "", "notes": []}})
-    empty = Plain()
-    sessions = {first: [empty]}  # the databases of each version
+    empty = PlainDatabase()
+    sessions = {first: [empty]}  # for each session, the databases of all versions
     for step in range(steps):
         where = f"seed {seed}, step {step}"
         session = rng.choice([*sessions])
         versions = sessions[session]
-        chance = rng.random()
-        if chance < 0.08 and len(sessions) < 4:
+        draw = rng.random()
+        if draw < 0.08 and len(sessions) < 4:
             version = rng.randrange(len(versions))
             (fork,) = bench.rpc("fork_session", session_id=session, version=version)
             sessions[fork["session_id"]] = [versions[version]]
             continue
-        if chance < 0.16:
+        if draw < 0.16:
             version = rng.randrange(len(versions))
             bench.rpc("reset_session", session_id=session, version=version)
             versions.append(versions[version])
             continue
         script, fails = rng.random() < 0.3, rng.random() < 0.15
-        sql = statements.script() if script else statements.one()
+        sql = statements.script() if script else statements.statement()
         result, error, after = versions[-1].run(sql, script=script, fails=fails)
         envelope = bench.call(session, "run_sql", sql=sql, script=script, fails=fails)
         assert envelope == {"result": result, "error": error}, (where, sql, envelope, result, error)
         if error is None:
             versions.append(after)
     for session, versions in sessions.items():
-        content = everything(lambda sql, session=session: bench.result(session, "query", sql=sql))
-        assert content == versions[-1].everything(), (f"seed {seed}", session)
+        content = content_of(lambda sql, session=session: bench.result(session, "query", sql=sql))
+        assert content == versions[-1].read_content(), (f"seed {seed}", session)
         check_diff(bench, session, rng.randrange(len(versions)))
     return sessions
 
 
 def check_diff(bench, session, version):
-    """Check a diff: its patch turns the JSON of a version into the current one, and its pointers exist there."""
+    """Check the diff from a version to the current one.
+
+    The patch must turn the JSON of the version into the current JSON. Each table and row must be readable by its
+    pointer.
+    """
     import jsonpatch  # noqa: PLC0415 - a dependency of the server
 
     before = bench.rpc("get_environment", session_id=session, version=version)
@@ -218,23 +230,23 @@ def check_diff(bench, session, version):
     for name, rows in after["stall"]["db"].items():
         where = f"/stall/db/{name.replace('~', '~0').replace('/', '~1')}"
         assert bench.rpc("get_environment", session_id=session, pointer=where) == rows
-        seen = {}
+        rows_read = {}
         while page := bench.rpc(
-            "get_environment", session_id=session, pointer=where, after=next(reversed(seen), None), limit=50
+            "get_environment", session_id=session, pointer=where, after=next(reversed(rows_read), None), limit=50
         ):
-            assert not page.keys() & seen.keys()
-            seen |= page
+            assert not page.keys() & rows_read.keys()
+            rows_read |= page
         if "$rows" not in rows:
-            assert [*seen.items()] == [*rows.items()], (session, name)
-        for key in [*seen][:3]:
+            assert [*rows_read.items()] == [*rows.items()], (session, name)
+        for key in [*rows_read][:3]:
             row = f"{where}/{key.replace('~', '~0').replace('/', '~1')}"
-            assert bench.rpc("get_environment", session_id=session, pointer=row) == seen[key]
+            assert bench.rpc("get_environment", session_id=session, pointer=row) == rows_read[key]
 
 
 def options(command):
     """Add the options that all programs with histories have."""
     for option in (
-        click.option("--histories", default=2000, show_default=True),
+        click.option("--histories", default=2000, show_default=True, help="Number of histories."),
         click.option("--seed", default=0, show_default=True, help="Seed of the first history; each next one adds 1."),
         click.option("--store", default="memory", type=click.Choice(["memory", "sqlite", "redis"]), show_default=True),
         click.option("--isolation", default="thread", type=click.Choice(["thread", "process"]), show_default=True),
@@ -247,20 +259,23 @@ def options(command):
 
 
 def run(history, pack, histories, seed, store, isolation, kills):
-    """Run histories, each with its seed. With kills, several run at once, so a waiting one doesn't stop the others."""
+    """Run histories, each with a seed of its own.
+
+    With kills, eight run at once, so that histories go on while one waits for a killed worker.
+    """
     bench = killed_server.KilledServer(store, isolation, pack, kills, seed) if kills else None
     with contextlib.ExitStack() as stack:
         if bench is None:
-            bench = stack.enter_context(unkilled(pack, store, isolation))
+            bench = stack.enter_context(in_process_bench(pack, store, isolation))
         else:
             stack.callback(bench.close)
 
-        def one(number):
+        def play(number):
             for session in history(bench, number):
                 bench.rpc("close_session", session_id=session)
 
         with ThreadPoolExecutor(8 if kills else 1) as pool:
-            for done, _ in enumerate(pool.map(one, range(seed, seed + histories)), 1):
+            for done, _ in enumerate(pool.map(play, range(seed, seed + histories)), 1):
                 if done % 100 == 0:
                     click.echo(f"{done} histories")
     killed = f", {bench.kills} kills" if kills else ""
@@ -268,8 +283,8 @@ def run(history, pack, histories, seed, store, isolation, kills):
 
 
 @contextlib.contextmanager
-def unkilled(pack, store, isolation):
-    """Return a bench, with a server in this process."""
+def in_process_bench(pack, store, isolation):
+    """Yield a bench whose server runs in this process and isn't killed."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         url = {"memory": "memory:", "sqlite": f"sqlite:///{folder}/sessions.db"}.get(store)

@@ -1,13 +1,13 @@
-"""Failover of Postgres under load: no answered call may be lost or run twice, and calls must continue soon.
+"""Test of failovers of Postgres under load: no answered call may be lost or run twice, and calls must continue soon.
 
     python -m tools.failover --rounds 20
-    python -m tools.failover --rounds 20 --asynchronous    shows the losses without a synchronous standby
+    python -m tools.failover --rounds 20 --asynchronous    show which calls are lost without a synchronous standby
 
 The test uses two real Postgres servers: a primary, and a standby that follows it by synchronous streaming replication.
-Each round kills the primary with SIGKILL, with all its processes, while clients call functions. Then it promotes the
-standby, which may have lost contact with the primary up to half a second earlier. The killed server becomes the standby
-of the next round. A Toolpack Server has both in its URL. Exit status 1 means that a call was lost or run twice, or that
-calls continued too late.
+The URL of the Toolpack Servers names both. In each round, clients call functions while the test kills all processes of
+the primary with SIGKILL. The standby may have lost contact with the primary up to half a second earlier. The test
+promotes the standby, and the killed server becomes the standby of the next round. Exit status 1 means that a call was
+lost or run twice, or that calls continued too late.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from postgres_server import Postgres, ask, folder
 from tools.faults.clients import Connection, NeverAnsweredError
 from tools.faults.world import Server, Wire, wait_until
 
-RESUMED_SECONDS = 5.0  # maximum time until calls continue after the promotion
-ANSWERED_SECONDS = 120.0
-LONGEST_LAG_SECONDS = 0.5
-CALLS_BEFORE = 20  # of each client, in each round
+MAX_RESUME_SECONDS = 5.0  # maximum time until calls continue after the promotion
+ANSWER_TIMEOUT_SECONDS = 120.0
+MAX_LAG_SECONDS = 0.5
+CALLS_PER_ROUND = 20  # calls of each client before the kill
 PAGE = 1000
 
 
 class Client(threading.Thread):
-    """Calls a function on its own session, and sends each call until it is answered.
+    """A thread that calls a function in a session of its own, and sends each call until it is answered.
 
     Attributes:
-        answered: For each answered call, the time and the length of the session's ledger.
-        problem: The reason why the client ended, or None.
+        answers: For each answered call, the time and the length of the session's ledger.
+        problem: The reason why the client ended early, or None.
     """
 
     def __init__(self, ports, number):
@@ -46,7 +46,7 @@ class Client(threading.Thread):
         self._connection = Connection(ports, random.Random(number))
         self._number = number
         self._ended = threading.Event()
-        self.answered = []
+        self.answers = []
         self.problem = None
         session = self._connection.insist("create_session", {"toolpacks": ["ledger"]}, time.monotonic() + 60)
         self.session_id = session["session_id"]
@@ -58,22 +58,22 @@ class Client(threading.Thread):
                     return
                 entry = f"{self._number}.{number}"
                 call = {"function": "append", "kwargs": {"entry": entry}, "call_id": entry}
-                until = time.monotonic() + ANSWERED_SECONDS
+                until = time.monotonic() + ANSWER_TIMEOUT_SECONDS
                 envelope = self._connection.insist("run_function", call | {"session_id": self.session_id}, until)
                 if envelope["error"]:
                     self.problem = f"{entry}: {envelope['error']}"
                     return
-                self.answered.append((time.monotonic(), envelope["result"]["length"]))
+                self.answers.append((time.monotonic(), envelope["result"]["length"]))
         except NeverAnsweredError as error:
-            self.problem = f"{self.session_id}: no answer for {ANSWERED_SECONDS:g} s: {error}"
+            self.problem = f"{self.session_id}: no answer for {ANSWER_TIMEOUT_SECONDS:g} s: {error}"
 
     def end(self):
         self._ended.set()
-        self.join(ANSWERED_SECONDS)
+        self.join(ANSWER_TIMEOUT_SECONDS)
 
-    def checked(self, send):
-        """Return the problems of the session: each call must be recorded once, in order, with the given answer."""
-        records, entries = [], [f"{self._number}.{number}" for number in range(len(self.answered))]
+    def find_problems(self, send):
+        """Return the problems of the session: each answered call must be recorded once, in order, with its answer."""
+        records, entries = [], [f"{self._number}.{number}" for number in range(len(self.answers))]
         while page := send("get_trace", {"session_id": self.session_id, "after": len(records) - 1, "limit": PAGE}):
             records += page
         stored = [record["call_id"] for record in records]
@@ -84,26 +84,27 @@ class Client(threading.Thread):
         twice = len(stored) - len({*stored})
         if twice:
             problems.append(f"{self.session_id}: {twice} calls are recorded twice")
-        lengths = [length for _, length in self.answered]
+        lengths = [length for _, length in self.answers]
         if lengths != [*range(1, len(lengths) + 1)]:
             problems.append(f"{self.session_id}: the ledger's length didn't grow by one with each answer")
         (ledger,) = send("get_environment", {"session_id": self.session_id}).values()
         length = ledger["ledger"]["length"]
-        if not len(self.answered) <= length <= len(self.answered) + 1:  # the answer to the last call may be lost
-            problems.append(f"{self.session_id}: {len(self.answered)} calls were answered, the ledger has {length}")
+        # The last call may have been committed without an answer to the client.
+        if not len(self.answers) <= length <= len(self.answers) + 1:
+            problems.append(f"{self.session_id}: {len(self.answers)} calls were answered, the ledger has {length}")
         return problems
 
 
 class Pair:
-    """Two Postgres servers, one of which follows the other.
+    """Two Postgres servers: a primary, and a standby that follows it.
 
     Attributes:
-        url: The URL that names both.
+        url: The URL that names both servers.
     """
 
     def __init__(self, parent, *, synchronous):
         self._servers = [Postgres(parent / name) for name in ("first", "second")]
-        self._waits = "'*'" if synchronous else "''"
+        self._standby_names = "'*'" if synchronous else "''"
         self.primary, self.standby = self._servers
         ports = ",".join(f"127.0.0.1:{server.port}" for server in self._servers)
         self.url = f"postgresql://tests@{ports}/postgres"
@@ -112,26 +113,28 @@ class Pair:
         self.follow()
 
     def follow(self):
-        """Create the standby anew, and let the primary wait for it."""
-        # Copy the data before the primary waits for a standby: a promoted server has none, and must not wait for one.
+        """Create a new standby from the primary's data, and make the primary's commits wait for it."""
+        # Commits wait for a standby only after the copy, because a promoted server has no standby until then.
         self._wire = Wire(self.primary.port)
         self.standby.copy(self._wire.port)
         self.standby.start()
-        wait_until(lambda: ask(self.primary.url, "SELECT 1 FROM pg_stat_replication"), ANSWERED_SECONDS, "a standby")
-        ask(self.primary.url, f"ALTER SYSTEM SET synchronous_standby_names = {self._waits}")
+        wait_until(
+            lambda: ask(self.primary.url, "SELECT 1 FROM pg_stat_replication"), ANSWER_TIMEOUT_SECONDS, "a standby"
+        )
+        ask(self.primary.url, f"ALTER SYSTEM SET synchronous_standby_names = {self._standby_names}")
         ask(self.primary.url, "SELECT pg_reload_conf()")
-        ask(self.primary.url, "CHECKPOINT")  # the process that runs this has applied the setting
-        sync_state = "sync" if self._waits == "'*'" else "async"
+        ask(self.primary.url, "CHECKPOINT")  # returns after its process has applied the new setting
+        sync_state = "sync" if self._standby_names == "'*'" else "async"
         state = f"SELECT 1 FROM pg_stat_replication WHERE sync_state = '{sync_state}' AND state = 'streaming'"
-        wait_until(lambda: ask(self.primary.url, state), ANSWERED_SECONDS, "the standby's state")
+        wait_until(lambda: ask(self.primary.url, state), ANSWER_TIMEOUT_SECONDS, "the standby's state")
 
     def fail_over(self):
         """Kill the primary and promote the standby. Return the times of the kill and of the promotion.
 
-        Shortly before, the standby loses contact, and data on its way is lost with the primary.
+        The standby loses contact shortly before the kill, so the primary's last data doesn't reach it.
         """
         self._wire.mute()
-        time.sleep(random.uniform(0, LONGEST_LAG_SECONDS))
+        time.sleep(random.uniform(0, MAX_LAG_SECONDS))
         killed = time.monotonic()
         self.primary.kill()
         self._wire.close()
@@ -146,14 +149,14 @@ class Pair:
             server.kill()
 
 
-def await_calls(clients, more):
-    """Wait until each client that still runs has this number of further calls answered."""
-    counts = [len(each.answered) + more for each in clients]
+def wait_for_calls(clients, count):
+    """Wait until each client that still runs has received the answers of `count` more calls."""
+    totals = [len(each.answers) + count for each in clients]
 
-    def have():
-        return all(len(each.answered) >= count or each.problem for each, count in zip(clients, counts, strict=True))
+    def all_answered():
+        return all(len(each.answers) >= total or each.problem for each, total in zip(clients, totals, strict=True))
 
-    wait_until(have, ANSWERED_SECONDS, "calls")
+    wait_until(all_answered, ANSWER_TIMEOUT_SECONDS, "calls")
 
 
 def play(pair, servers, rounds, number_of_clients):
@@ -164,33 +167,37 @@ def play(pair, servers, rounds, number_of_clients):
         client.start()
     problems, waits = [], []
     for number in range(1, rounds + 1):
-        await_calls(clients, CALLS_BEFORE)
+        wait_for_calls(clients, CALLS_PER_ROUND)
         killed, promoted = pair.fail_over()
-        await_calls(clients, 1)
-        # For each client, the first call answered after the promotion.
-        answered = [next(at for at, _ in each.answered if at > promoted) for each in clients if each.problem is None]
-        waits.append(max(answered, default=promoted) - promoted)
-        calls = sum(len(each.answered) for each in clients)
-        click.echo(f"round {number}: {calls} calls answered, the last client went on after {waits[-1]:.2f} s")
-        click.echo(f"round {number}: the promotion was over {promoted - killed:.2f} s after the kill")
-        if waits[-1] > RESUMED_SECONDS:
-            problems.append(f"round {number}: calls went on {waits[-1]:.1f} s after the promotion")
+        wait_for_calls(clients, 1)
+        # For each client, the time of its first answer after the promotion.
+        first_answers = [
+            next(at for at, _ in each.answers if at > promoted) for each in clients if each.problem is None
+        ]
+        waits.append(max(first_answers, default=promoted) - promoted)
+        calls = sum(len(each.answers) for each in clients)
+        click.echo(f"round {number}: {calls} calls answered, the last client continued after {waits[-1]:.2f} s")
+        click.echo(f"round {number}: the promotion ended {promoted - killed:.2f} s after the kill")
+        if waits[-1] > MAX_RESUME_SECONDS:
+            problems.append(f"round {number}: calls continued {waits[-1]:.1f} s after the promotion")
         pair.follow()
     for client in clients:
         client.end()
     connection = Connection(ports, random.Random(0))
     for client in clients:
-        problems += client.checked(lambda method, params: connection.insist(method, params, time.monotonic() + 60))
-    calls = sum(len(each.answered) for each in clients)
-    click.echo(f"{rounds} failovers, {calls} calls answered; calls went on after {max(waits):.2f} s at most")
+        problems += client.find_problems(
+            lambda method, params: connection.insist(method, params, time.monotonic() + 60)
+        )
+    calls = sum(len(each.answers) for each in clients)
+    click.echo(f"{rounds} failovers, {calls} calls answered; calls continued after {max(waits):.2f} s at most")
     return problems
 
 
 @click.command()
 @click.option("--rounds", default=20, show_default=True, help="Number of failovers.")
-@click.option("--clients", default=8, show_default=True, help="Client threads, each with its own session.")
-@click.option("--servers", default=2, show_default=True, help="Servers of one worker each.")
-@click.option("--asynchronous", is_flag=True, help="Commit without waiting for the standby.")
+@click.option("--clients", default=8, show_default=True, help="Number of client threads, each with its own session.")
+@click.option("--servers", default=2, show_default=True, help="Number of servers with one worker each.")
+@click.option("--asynchronous", is_flag=True, help="Let the primary commit without waiting for the standby.")
 def main(rounds, clients, servers, asynchronous):
     """Kill the primary of two Postgres servers under load, repeatedly."""
     with contextlib.ExitStack() as stack:

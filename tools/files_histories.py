@@ -1,6 +1,9 @@
-"""Random histories of a session's files, compared with real directories: results, errors and trees must be equal.
+"""Random histories of sessions' files, compared with real directories: results, errors and trees must be equal.
 
-python -m tools.files_histories --histories 500 --store sqlite --isolation process --kills 2
+    python -m tools.files_histories --histories 500 --store sqlite --isolation process --kills 2
+
+A history is a random sequence of calls, resets and forks. `history` plays one on a server. `Histories` plays one on the
+classes that store files, without a server.
 """
 
 import base64
@@ -38,14 +41,13 @@ TARGETS = st.lists(st.one_of(NAMES.filter(lambda name: len(name) < 100), st.just
     "/".join
 )
 CONTENTS = st.one_of(st.binary(max_size=6), st.sampled_from([b"", b"text\n", b"\xff", b"long" * 5000]))
-INNER_PATHS = PATHS.filter(
-    lambda path: path.strip("./")
-)  # without the root itself, which a program could delete from the real directory
+# Paths without the root itself, because only the real directory lets a program delete its root.
+INNER_PATHS = PATHS.filter(lambda path: path.strip("./"))
 PATTERNS = st.sampled_from(["*", "*/*", "**/*", "**/*.txt", "a/*", "[ab]/?", "*/a", "a/b", ".*", "**/a/*", "*/", "é"])
 
 
 def outcome(function):
-    """Return the function's result, or the class and the number of its error."""
+    """Call a function. Return its result, or the class and the number of its error."""
     try:
         return function()
     except (OSError, ValueError) as error:
@@ -73,7 +75,7 @@ def leads_out(folder):
 
 
 class Histories(RuleBasedStateMachine):
-    """A history of files, of a real directory, and of the pieces in which the files are stored."""
+    """A history of files, beside a real directory and the pieces in which the files are stored."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +84,7 @@ class Histories(RuleBasedStateMachine):
         self.real.mkdir()
         self.number = 0
         self.bodies = [Files().build(Limits())]
-        self.versions = []  # for each version, the pieces and a copy of the real directory
+        self.versions = []  # the pieces and a copy of the real directory at each version
         self.load()
         self.save()
 
@@ -121,34 +123,37 @@ class Histories(RuleBasedStateMachine):
     def at(self, path):
         return Path(f"{self.real}/{path}")
 
-    def same(self, ours, theirs):
-        """Do the same in both, unless the path points outside, which only the files refuse."""
-        result = outcome(ours)
+    def check_same(self, our_outcome, real_outcome):
+        """Check that an operation has the same outcome on the files and on the real directory.
+
+        A path that leads outside is skipped, because only the files refuse it.
+        """
+        result = outcome(our_outcome)
         if result == (PermissionError, 13):
             return
-        assert result == outcome(theirs)
+        assert result == outcome(real_outcome)
 
     @rule(path=PATHS)
     def read(self, path):
-        self.same(lambda: self.files.read_bytes(path), lambda: self.at(path).read_bytes())
-        self.same(lambda: self.files.size(path), lambda: len(self.at(path).read_bytes()))
+        self.check_same(lambda: self.files.read_bytes(path), lambda: self.at(path).read_bytes())
+        self.check_same(lambda: self.files.size(path), lambda: len(self.at(path).read_bytes()))
 
     @rule(path=PATHS, text=st.text("ab\r\né", max_size=5))
     def write_text(self, path, text):
-        self.same(lambda: self.files.write_text(path, text), lambda: self.at(path).write_text(text, "utf-8"))
-        self.same(lambda: self.files.read_text(path), lambda: self.at(path).read_text("utf-8"))
+        self.check_same(lambda: self.files.write_text(path, text), lambda: self.at(path).write_text(text, "utf-8"))
+        self.check_same(lambda: self.files.read_text(path), lambda: self.at(path).read_text("utf-8"))
 
     @rule(path=PATHS, content=CONTENTS)
     def write(self, path, content):
-        self.same(lambda: self.files.write_bytes(path, content), lambda: self.at(path).write_bytes(content))
+        self.check_same(lambda: self.files.write_bytes(path, content), lambda: self.at(path).write_bytes(content))
 
     @rule(path=PATHS.filter(lambda path: len(path) < 100), question=st.sampled_from(["exists", "is_file", "is_dir"]))
     def ask(self, path, question):
-        self.same(lambda: getattr(self.files, question)(path), getattr(self.at(path), question))
+        self.check_same(lambda: getattr(self.files, question)(path), getattr(self.at(path), question))
 
     @rule(path=PATHS)
     def look_into(self, path):
-        self.same(
+        self.check_same(
             lambda: [*map(os.path.basename, self.files.iterdir(path))],
             lambda: sorted(inner.name for inner in [*self.at(path).iterdir()]),
         )
@@ -163,25 +168,25 @@ class Histories(RuleBasedStateMachine):
         if parents and ".." in path:
             return  # if the path points outside, only the real directory keeps some of the new folders
         arguments = {"parents": parents, "exist_ok": exist_ok}
-        self.same(lambda: self.files.mkdir(path, **arguments), lambda: self.at(path).mkdir(**arguments))
+        self.check_same(lambda: self.files.mkdir(path, **arguments), lambda: self.at(path).mkdir(**arguments))
 
     @rule(path=PATHS, missing_ok=st.booleans())
     def unlink(self, path, missing_ok):
-        self.same(lambda: self.files.unlink(path, missing_ok), lambda: self.at(path).unlink(missing_ok))
+        self.check_same(lambda: self.files.unlink(path, missing_ok), lambda: self.at(path).unlink(missing_ok))
 
     @rule(path=INNER_PATHS)
     def rmdir(self, path):
-        self.same(lambda: self.files.rmdir(path), lambda: self.at(path).rmdir())
+        self.check_same(lambda: self.files.rmdir(path), lambda: self.at(path).rmdir())
 
     @rule(path=INNER_PATHS, new_path=INNER_PATHS)
     def rename(self, path, new_path):
-        self.same(
+        self.check_same(
             lambda: bool(self.files.rename(path, new_path)), lambda: bool(self.at(path).rename(self.at(new_path)))
         )
 
     @rule(path=PATHS, pointed=TARGETS, what=st.sampled_from(["link", "chmod", "append", "hard link", "move", "remove"]))
     def materialize(self, path, pointed, what):
-        """Run a program in the materialised directory, and the same in the real one."""
+        """Run the same program in the materialised directory and in the real directory."""
 
         def do(folder):
             place = folder / path
@@ -206,18 +211,18 @@ class Histories(RuleBasedStateMachine):
 
         before, copy = tree_on_disk(self.real), self.new_path()
         shutil.copytree(self.real, copy, symlinks=True)
-        theirs = outcome(lambda: do(self.real))
+        real_outcome = outcome(lambda: do(self.real))
         refused = leads_out(self.real)
 
-        def ours():
+        def our_outcome():
             with self.files.materialize() as folder:
                 assert tree_on_disk(folder) == before
                 return outcome(lambda: do(folder))
 
-        assert outcome(ours) == ((OSError, 22) if refused else theirs)
+        assert outcome(our_outcome) == ((OSError, 22) if refused else real_outcome)
         if refused:
             self.restore(copy)
-        else:  # a hard link becomes a file
+        else:  # copy the directory twice, because a hard link becomes a separate file in the session
             shutil.rmtree(copy)
             shutil.copytree(self.real, copy, symlinks=True)
             self.restore(copy)
@@ -243,14 +248,14 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def fail(self):
-        """Fail the call: none of its changes is kept."""
+        """Fail the call. All its changes must be lost."""
         assert self.files.abandon()
         self.restore(self.versions[-1][1])
         self.begin()
 
     @rule(data=st.data())
     def reset(self, data):
-        """Begin a fork, a reset, or another worker, with the pieces of a version."""
+        """Continue from the pieces of an earlier version, as a fork, a reset or another worker does."""
         bodies, folder = data.draw(st.sampled_from(self.versions))
         self.bodies = [*bodies]
         self.restore(folder)
@@ -258,7 +263,7 @@ class Histories(RuleBasedStateMachine):
         self.save()
 
     @invariant()
-    def the_tree_is_what_is_on_disk(self):
+    def tree_equals_real_directory(self):
         root, size = self.files._state
         tree = {}
         for path, node in walk(root):
@@ -279,7 +284,7 @@ IN_FOLDERS = ["a", "b", "c", "d.txt", "é", "a/a", "a/b", "b/a", "b/c", "a/b/c",
 
 
 def steps_of(rng):
-    """Return random steps of one call."""
+    """Return random steps of one call: operations on the files, then steps of a program in the materialised folder."""
     paths, texts = partial(rng.choice, IN_FOLDERS), partial(rng.choice, ["", "text\n", "é" * 3000])
     makers = {
         "write_text": lambda: [paths(), texts()],
@@ -297,15 +302,15 @@ def steps_of(rng):
     kinds = rng.choices([*makers], [5, 3, 4, 1, 1, 2, 1, 1, 1, 1, 1], k=rng.randrange(1, 6))
     steps = [[kind, *makers[kind]()] for kind in kinds]
     inner = [path for path in IN_FOLDERS if ".." not in path]
-    inside = [
+    program_steps = [
         [rng.choice(["link", "chmod", "append", "remove"]), rng.choice(inner), rng.choice(inner)]
         for _ in range(rng.choice([0, 0, 1, 3]))
     ]
-    return steps, inside
+    return steps, program_steps
 
 
 def history(bench, seed, steps=20):
-    """Run random calls in a family of sessions, and the same in real directories."""
+    """Run random calls in a session and its forks, and the same steps in real directories. Return the sessions."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as temporary:
         base = Path(temporary).resolve()
@@ -314,42 +319,42 @@ def history(bench, seed, steps=20):
         first.mkdir()
         sessions = {bench.create("papers", environment={"papers": {"files": {}, "notes": []}}): [first]}
         for step in range(steps):
-            where = f"seed {seed}, step {step}"
+            context = f"seed {seed}, step {step}"
             session = rng.choice([*sessions])
             versions = sessions[session]
-            chance = rng.random()
-            if chance < 0.2:
+            draw = rng.random()
+            if draw < 0.2:
                 version = rng.randrange(len(versions))
-                if chance < 0.08 and len(sessions) < 4:
+                if draw < 0.08 and len(sessions) < 4:
                     (fork,) = bench.rpc("fork_session", session_id=session, version=version)
                     sessions[fork["session_id"]] = [versions[version]]
                 else:
                     bench.rpc("reset_session", session_id=session, version=version)
                     versions.append(versions[version])
                 continue
-            planned, inside = steps_of(rng)
+            steps_of_call, program_steps = steps_of(rng)
             fails = rng.random() < 0.15
-            envelope = bench.call(session, "do", steps=planned, inside=inside, fails=fails)
-            assert envelope["error"] == ("ValueError: on purpose" if fails else None), (where, envelope)
+            envelope = bench.call(session, "do", steps=steps_of_call, inside=program_steps, fails=fails)
+            assert envelope["error"] == ("ValueError: on purpose" if fails else None), (context, envelope)
             if fails:
                 continue
             after = next(copies)
             shutil.copytree(versions[-1], after, symlinks=True)
             # Only the session refuses a path that points outside, so this step is skipped in the real directory.
             outcomes = [
-                ours if ours == ["PermissionError", 13] else papers.act(after, each)
-                for each, ours in zip(planned, envelope["result"], strict=False)
+                our_outcome if our_outcome == ["PermissionError", 13] else papers.act(after, each)
+                for each, our_outcome in zip(steps_of_call, envelope["result"], strict=False)
             ]
-            outcomes += [papers.act_inside(after, each) for each in inside]
-            assert envelope["result"] == outcomes, (where, planned, inside)
+            outcomes += [papers.act_inside(after, each) for each in program_steps]
+            assert envelope["result"] == outcomes, (context, steps_of_call, program_steps)
             versions.append(after)
         for session, versions in sessions.items():
             check_files(bench, session, versions[-1], f"seed {seed}")
     return sessions
 
 
-def check_files(bench, session, folder, where):
-    """Compare a session's files with a real directory, both as JSON and as an export."""
+def check_files(bench, session, folder, context):
+    """Compare a session's files with a real directory, once as JSON and once as a snapshot's archive."""
     exported = bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]["papers/files"]
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(exported))) as tar:
         tree = {}
@@ -360,14 +365,14 @@ def check_files(bench, session, folder, where):
                 tree[member.name] = "folder", ""
             else:
                 tree[member.name] = "file", tar.extractfile(member).read(), bool(member.mode & 0o100)
-    assert tree == tree_on_disk(folder), where
+    assert tree == tree_on_disk(folder), context
     shown = bench.rpc("get_environment", session_id=session)["papers"]["files"]
     assert shown.keys() == {
         name for name, (kind, *_) in tree.items() if kind != "folder" or not any((folder / name).iterdir())
-    }, where
+    }, context
     before = bench.rpc("get_environment", session_id=session, version=0)
     patch = bench.rpc("diff_environment", session_id=session, from_version=0)
-    assert jsonpatch.apply_patch(before, patch)["papers"]["files"] == shown, where
+    assert jsonpatch.apply_patch(before, patch)["papers"]["files"] == shown, context
 
 
 @click.command()

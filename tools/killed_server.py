@@ -1,6 +1,6 @@
-"""A real server with the interface of `serving.Bench`, whose workers and executors are killed while it is used.
+"""A real server with the interface of `serving.Bench`, which kills its workers and executors while tests use it.
 
-Each request is repeated until an answer settles its outcome, so the user sees no difference.
+Each request is sent again until it is answered, so a test sees no difference.
 """
 
 import contextlib
@@ -21,17 +21,18 @@ from tools.faults.clients import Connection, RefusedError
 from tools.faults.world import Server, children, send_signal
 
 REPEATABLE = ("create_session", "fork_session", "reset_session", "run_function")
-CRASHED = "CrashedError"  # the error of a call whose process ended; it changed nothing
+CRASHED = "CrashedError"  # the error of a call if its process died; the call changed nothing
 
 
 class KilledServer:
-    """The server, and the way in which it is killed.
+    """A server with two workers, and a thread that kills its processes.
 
     Args:
         store: `sqlite` or `redis`.
         isolation: `thread` or `process`.
         pack: The toolpack.
-        pause: Average number of seconds between two kills; 0: only `kill` kills.
+        pause: Average number of seconds between two kills. 0 means that only calls of `kill` kill.
+        seed: Seed of the random choices.
     """
 
     def __init__(self, store, isolation, pack, pause=0.0, seed=0):
@@ -55,7 +56,7 @@ class KilledServer:
             self._killer.start()
 
     def kill(self):
-        """Kill the oldest worker, or an executor, at any point of its work."""
+        """Kill the oldest worker or any executor, whatever it is doing."""
         workers = self._server.workers()
         executors = [each for worker in workers for zygote in children(worker) for each in children(zygote)]
         candidates = executors if executors and self._rng.random() < 0.5 else workers[:1]
@@ -76,6 +77,7 @@ class KilledServer:
         return folders
 
     def rpc(self, method, /, **params):
+        """Send a request until it is answered, and return the result. Each thread has a connection of its own."""
         if method in REPEATABLE:
             params.setdefault("call_id", uuid.uuid4().hex)
         if not hasattr(self._connections, "own"):
@@ -113,5 +115,5 @@ class KilledServer:
     def _kill_often(self, pause):
         while not self._ended.wait(self._rng.uniform(0, 2 * pause)):
             with contextlib.suppress(OSError, RuntimeError):
-                if self._server.is_up():  # without this worker, no other could answer
+                if self._server.is_up():  # a kill during the start could leave no worker to answer
                     self.kill()

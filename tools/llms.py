@@ -1,8 +1,8 @@
-"""Writer of llms.txt, a list of all pages for language models, from README.md and docs/index.md.
+"""Writer of llms.txt, the list of all pages for language models. It comes from README.md and docs/index.md.
 
     python -m tools.llms
 
-The format is that of llmstxt.org: the name, one sentence, and lists of links with descriptions.
+llmstxt.org defines the format: the name, one sentence, and lists of links with descriptions.
 """
 
 import re

@@ -1,10 +1,10 @@
-"""The database tests with another SQLite than this Python's: the newest one that is available as a wheel.
+"""Runner of the database tests with a newer SQLite than this Python's: the newest that is available as a wheel.
 
     python -m tools.newer_sqlite [OPTION …]
 
-The options are pytest's. Python's own module `sqlite3` loads its library from the wheel of pysqlite3, which exports all
-of SQLite. Exit status 1 means that a test failed. If SQLite is built into this Python, or no such wheel is available,
-the program prints that and exits with status 0.
+The options are pytest's. Python's module `sqlite3` loads the SQLite library from the wheel of pysqlite3, which exports
+all functions of SQLite. Exit status 1 means that a test failed. If SQLite is built into this Python, or pip finds no
+wheel, the program prints this and exits with status 0.
 """
 
 import os
@@ -26,6 +26,7 @@ TESTS = (
 
 
 def version(environment: dict[str, str]) -> str:
+    """Return the version of SQLite that Python loads with these environment variables."""
     command = [sys.executable, "-c", "import sqlite3; print(sqlite3.sqlite_version)"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -37,15 +38,15 @@ def main() -> int:
         installed = subprocess.run([sys.executable, "-m", "pip", "install", *options, WHEEL], check=False)
         libraries = [*folder.glob("wheel/pysqlite3/_sqlite3*.so")]
         if installed.returncode or not libraries:
-            click.echo(f"no other SQLite was tried: pip finds no wheel of {WHEEL} for this machine")
+            click.echo(f"no other SQLite was tested: pip finds no wheel of {WHEEL} for this machine")
             return 0
         (folder / "libsqlite3.so.0").symlink_to(libraries[0])
         environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
-        own, other = version({**os.environ}), version(environment)
-        if own == other:
-            click.echo(f"no other SQLite was tried: this Python has SQLite {own} built in")
+        python_sqlite, wheel_sqlite = version({**os.environ}), version(environment)
+        if python_sqlite == wheel_sqlite:
+            click.echo(f"no other SQLite was tested: this Python has SQLite {python_sqlite} built in")
             return 0
-        click.echo(f"with SQLite {other} instead of {own}:")
+        click.echo(f"with SQLite {wheel_sqlite} instead of {python_sqlite}:")
         here = Path(__file__).parents[1] / "tests"
         tests = [str(here / name) for name in TESTS]
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not heavy", *tests, *sys.argv[1:]]

@@ -1,7 +1,7 @@
 """Comparison of a benchmark's own runs with its runs on the server: differences are printed and counted.
 
-It is shared by several programs and knows no benchmark. A program makes the runs of an entry, and reports the results
-of each in both places.
+`tools.bfcl_parity` and `tools.tau2_parity` use this module. They run each entry of a benchmark in process and on the
+server, and give this module the results of both runs.
 """
 
 import gc
@@ -14,9 +14,10 @@ from typing import Any
 
 @dataclass
 class Run:
-    """One run, made in process and on the server.
+    """A run that was made in process and on the server.
 
     Attributes:
+        name: The name of the run, such as `nothing`.
         differences: Differences by kind: `other verdicts`, `with other results`, or a kind that the program names.
         remarks: Notes that aren't differences, by kind.
     """
@@ -32,10 +33,10 @@ class Run:
     def compare_results(
         self, results: Sequence[Any], expected: Sequence[Any], same: Callable[[Any, Any], bool]
     ) -> None:
-        """Compare the results of the calls. The first difference counts."""
-        for one, other in zip(results, expected, strict=True):
-            if not same(one, other):
-                self.differences["with other results"] = f"{one} is not {other}"
+        """Compare the results of the calls, and store the first difference. `same` compares two results."""
+        for actual, expected_result in zip(results, expected, strict=True):
+            if not same(actual, expected_result):
+                self.differences["with other results"] = f"{actual} is not {expected_result}"
                 return
 
 
@@ -47,7 +48,7 @@ def differences(runs: Iterable[Run]) -> dict[str, dict[str, str]]:
 def compare_all(title: str, entries: Iterable[str], runs_of: Callable[[str], Iterator[Run]]) -> None:
     """Compare the runs of all entries. Print each difference, each remark and the totals."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)  # as in the server's workers: benchmarks' worlds have many objects
+    gc.set_threshold(50_000, 20, 100)  # the thresholds of the server's workers, because the worlds have many objects
     counts, began = Counter[str](), time.monotonic()
     totals = Counter[str]({"other verdicts": 0, "with other results": 0})
     for entry in entries:

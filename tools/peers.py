@@ -1,10 +1,10 @@
-"""Test of the trainers' newest clients; prints which of them no longer work.
+"""Test of the newest clients of trainers. It prints which of them no longer work with this server.
 
     python -m tools.peers [--pinned] [PEER ...]
 
-The peers are the extras of packages/toolpack-trainers, with the versions that the documentation names. Each gets a
-separate environment in a temporary folder, with the newest version of each package, or with `--pinned` the named one.
-Then the package's tests run with it. Exit status 1 means that a peer failed.
+These clients, the peers, are the extras of packages/toolpack-trainers. Each peer is installed in an environment of its
+own, in its newest version, or with `--pinned` in the version that the documentation names. Then the tests of
+packages/toolpack-trainers run with this peer. Exit status 1 means that a peer failed.
 """
 
 import os
@@ -23,32 +23,32 @@ PACKAGE = ROOT / "packages" / "toolpack-trainers"
 PIN = re.compile(r"==.*")
 
 
-class Trial(NamedTuple):
+class PeerTest(NamedTuple):
     """Settings for testing a peer.
 
     Attributes:
         tests: Arguments of pytest.
-        variable: The variable that names the peer's Python to the tests.
-        python: The Python that the peer needs; None for any.
+        variable: The environment variable that tells the tests the path of the peer's Python.
+        python: The version of Python that the peer needs, or None if any version will do.
         flags: Flags of pip.
-        also: Packages that the peer imports, if its own requirements aren't installed.
+        imports: Packages that the peer imports. They are needed if `flags` skip the peer's own requirements.
     """
 
     tests: str
     variable: str = "TRAINERS"
     python: str | None = None
     flags: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
-TRIALS = {
-    "ors": Trial("test_ors_clients.py -k sdk"),
-    "trl": Trial("test_ors_clients.py -k trl"),
-    "openenv": Trial("test_openenv_clients.py -k not(verifiers)"),
-    "verifiers": Trial("test_openenv_clients.py -k verifiers"),
-    # It requires 3.13.14, but runs on older versions.
-    "nemo-gym": Trial("test_nemo_gym_agents.py", "NEMO_GYM", "3.13", ("--ignore-requires-python",)),
-    "harbor": Trial("test_harbor.py", "HARBOR", "3.12", ("--no-deps",), ("pathspec", "pydantic", "toml")),
+PEER_TESTS = {
+    "ors": PeerTest("test_ors_clients.py -k sdk"),
+    "trl": PeerTest("test_ors_clients.py -k trl"),
+    "openenv": PeerTest("test_openenv_clients.py -k not(verifiers)"),
+    "verifiers": PeerTest("test_openenv_clients.py -k verifiers"),
+    # NeMo Gym requires Python 3.13.14, but runs on older patch versions, too.
+    "nemo-gym": PeerTest("test_nemo_gym_agents.py", "NEMO_GYM", "3.13", ("--ignore-requires-python",)),
+    "harbor": PeerTest("test_harbor.py", "HARBOR", "3.12", ("--no-deps",), ("pathspec", "pydantic", "toml")),
 }
 
 
@@ -60,7 +60,7 @@ def peers() -> dict[str, list[str]]:
 
 
 def create(environment: Path, python: str | None) -> None:
-    """Create a virtual environment, with a Python of this version if one is given."""
+    """Create a virtual environment with this version of Python, or with the running Python if it is None."""
     if python is None:
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     else:
@@ -74,43 +74,45 @@ def versions(python: Path, requirements: list[str]) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def plays(name: str, requirements: list[str], folder: Path) -> bool:
+def run_peer_tests(name: str, requirements: list[str], folder: Path) -> bool:
     """Install a peer, run its tests, print the outcome, and return whether all of them passed."""
-    trial, python = TRIALS[name], folder / name / "bin" / "python"
-    named = ", ".join(requirements)
+    peer_test, python = PEER_TESTS[name], folder / name / "bin" / "python"
+    required = ", ".join(requirements)
     try:
-        create(folder / name, trial.python)
+        create(folder / name, peer_test.python)
         pip = [python, "-m", "pip", "install", "-q"]
-        subprocess.run([*pip, *trial.flags, *requirements], check=True)
-        if trial.also:
-            subprocess.run([*pip, *trial.also], check=True)
+        subprocess.run([*pip, *peer_test.flags, *requirements], check=True)
+        if peer_test.imports:
+            subprocess.run([*pip, *peer_test.imports], check=True)
         installed = versions(python, requirements)
     except subprocess.CalledProcessError:
-        click.echo(f"{name}: can't be installed ({named})")
+        click.echo(f"{name}: can't be installed ({required})")
         return False
-    file, *selection = trial.tests.split(" ", 2)
+    file, *selection = peer_test.tests.split(" ", 2)
     command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "not long", "-rs", PACKAGE / "tests" / file, *selection]
-    environment = {**os.environ, trial.variable: str(python)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
-    skipped = "SKIPPED" in ended.stdout
-    passed = ended.returncode == 0 and not skipped
-    outcome = "plays" if passed else "wasn't tried" if ended.returncode == 0 else "rotted"
+    environment = {**os.environ, peer_test.variable: str(python)}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    skipped = "SKIPPED" in process.stdout
+    passed = process.returncode == 0 and not skipped
+    outcome = "works" if passed else "wasn't tested" if process.returncode == 0 else "no longer works"
     click.echo(f"{name}: {outcome} ({installed})")
     if not passed:
-        click.echo(ended.stdout[-4000:] + ended.stderr[-2000:], err=True)
+        click.echo(process.stdout[-4000:] + process.stderr[-2000:], err=True)
     return passed
 
 
 @click.command()
 @click.option("--pinned", is_flag=True, help="Install the versions that the documentation names, not the newest.")
-@click.argument("names", nargs=-1, metavar="[PEER]...", type=click.Choice([*TRIALS]))
+@click.argument("names", nargs=-1, metavar="[PEER]...", type=click.Choice([*PEER_TESTS]))
 def main(names: tuple[str, ...], *, pinned: bool) -> None:
     """Test the newest versions of the trainers' clients, and print which of them no longer work."""
-    chosen = {name: requirements for name, requirements in peers().items() if not names or name in names}
+    selected = {name: requirements for name, requirements in peers().items() if not names or name in names}
     if not pinned:
-        chosen = {name: [PIN.sub("", each) for each in requirements] for name, requirements in chosen.items()}
+        selected = {name: [PIN.sub("", each) for each in requirements] for name, requirements in selected.items()}
     with tempfile.TemporaryDirectory() as folder:
-        failed = [name for name, requirements in chosen.items() if not plays(name, requirements, Path(folder))]
+        failed = [
+            name for name, requirements in selected.items() if not run_peer_tests(name, requirements, Path(folder))
+        ]
     sys.exit(1 if failed else 0)
 
 

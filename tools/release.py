@@ -1,16 +1,17 @@
-"""The build of a release, which runs twice, and tests of the result in empty environments.
+"""Builder and tester of a release: it builds all files twice, and tests them in empty environments.
 
     python -m tools.release --into dist
 
-The program builds the sdist, the wheel, the wheels of packages/, and a CycloneDX SBOM of the packages installed with
-the server's wheel. Both builds must be equal to the last bit, though they run in other folders, at other times, from
-files with other dates and permissions. Then the wheel alone is installed into an empty environment, without the
-repository. There the server must serve, and a toolpack package must be created, installed and found. The sdist is
-installed too, with the wheels of packages/; each of these must add its commands. With `--into` the files are stored in
-that folder.
+The program builds the sdist, the wheel, the wheels of packages/, and a CycloneDX SBOM of the packages that are
+installed with the server's wheel. Both builds must be equal to the last bit, although folders, times, dates and
+permissions of files differ. Then it checks two installations:
 
-uv installs everything but itself: pip would take most of the time. Exit status 1 means that a check failed; the failure
-is printed. The program takes a minute, and needs the network.
+- An empty environment gets only the wheel. Its server must serve, and must find a toolpack package that was created and
+  installed there.
+- Another environment gets the sdist and the wheels of packages/. Each of these wheels must add its commands.
+
+With `--into` the files are stored in that folder. uv installs all packages, because pip would take most of the time.
+Exit status 1 means that a check failed; the failure is printed. The program takes a minute, and needs the network.
 """
 
 import argparse
@@ -40,24 +41,24 @@ IGNORED = ("__pycache__", ".git", ".venv*", ".*_cache", ".hypothesis", ".toolpac
 
 
 def run(*command: str | Path, **options) -> str:
-    """Run a command without variables that lead to this project, and return its output."""
-    ours = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
+    """Run a command without environment variables that refer to this project, and return its output."""
+    ignored = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
-    environment = {name: value for name, value in inherited.items() if name not in ours} | options.pop("more", {})
-    done = subprocess.run(
+    environment = {name: value for name, value in inherited.items() if name not in ignored} | options.pop("more", {})
+    process = subprocess.run(
         [*map(str, command)], env=environment, capture_output=True, text=True, check=False, timeout=600, **options
     )
-    if done.returncode:
-        fail(f"{' '.join(map(str, command))} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-    return done.stdout
+    if process.returncode:
+        fail(f"{' '.join(map(str, command))} failed:\n{process.stdout[-4000:]}{process.stderr[-4000:]}")
+    return process.stdout
 
 
 def fail(text: str) -> None:
     sys.exit(f"release: {text}")
 
 
-def check(fact: object, text: str) -> None:
-    if not fact:
+def check(condition: object, text: str) -> None:
+    if not condition:
         fail(text)
 
 
@@ -68,8 +69,8 @@ class Environment:
         run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
         self.folder, self.bin, self._uv = folder, folder / "venv" / "bin", uv
 
-    def install(self, *what: str | Path) -> None:
-        run(self._uv, "pip", "install", "-q", "--python", self.bin / "python", *what, cwd=self.folder)
+    def install(self, *requirements: str | Path) -> None:
+        run(self._uv, "pip", "install", "-q", "--python", self.bin / "python", *requirements, cwd=self.folder)
 
     def run(self, command: str, *arguments: str | Path, **options) -> str:
         return run(self.bin / command, *arguments, cwd=self.folder, **options)
@@ -84,8 +85,8 @@ def uv(folder: Path) -> Path:
     return folder / "uv" / "bin" / "uv"
 
 
-def copied(folder: Path, *, date: int, mode: int) -> Path:
-    """Copy the project to a folder; its files get a date, in seconds since the epoch, and permissions."""
+def copy_project(folder: Path, *, date: int, mode: int) -> Path:
+    """Copy the project to a folder. All files get this date, in seconds since the epoch, and these permissions."""
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*IGNORED))
     for path in folder.rglob("*"):
         if path.is_file():
@@ -95,7 +96,7 @@ def copied(folder: Path, *, date: int, mode: int) -> Path:
 
 
 def build(tools: Path, source: Path, *flags: str, **more: str) -> list[Path]:
-    """Build the sdist and the wheel of a copy."""
+    """Build the sdist and the wheel of a copy, and return their paths. `more` has environment variables."""
     run(tools / "python", "-m", "build", "--installer", "uv", *flags, source, more=more)
     return sorted((source / "dist").iterdir())
 
@@ -111,6 +112,7 @@ def build_packages(tools: Path, source: Path, **more: str) -> list[Path]:
 
 
 def compare(first: list[Path], second: list[Path]) -> None:
+    """Check that the files of two builds have the same names and the same bytes."""
     names = [path.name for path in first]
     check(names == [path.name for path in second], "the two builds have files of different names")
     for one, other in zip(first, second, strict=True):
@@ -120,26 +122,26 @@ def compare(first: list[Path], second: list[Path]) -> None:
 def check_wheel(wheel: Path, source: Path, packages: Iterable[str] = IN_WHEEL) -> None:
     """Check that a wheel contains the project's import packages, each file once, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
-        held = archive.namelist()
-    check(len(held) == len(set(held)), f"{wheel.name} holds files twice")
+        names_in_wheel = archive.namelist()
+    check(len(names_in_wheel) == len(set(names_in_wheel)), f"{wheel.name} has some files twice")
     roots = [source / name for name in packages]
     files = {
         str(path.relative_to(root.parent)) for root in roots for path in [root, *root.rglob("*")] if path.is_file()
     }
-    about = re.match(r"[^-]+-[^-]+", wheel.name)[0] + ".dist-info/"
-    named = {name for name in held if not name.startswith(about)}
-    differing = files ^ named
+    metadata_folder = re.match(r"[^-]+-[^-]+", wheel.name)[0] + ".dist-info/"
+    files_in_wheel = {name for name in names_in_wheel if not name.startswith(metadata_folder)}
+    differing = files ^ files_in_wheel
     check(not differing, f"{wheel.name} lacks these files, or has them in addition: {', '.join(sorted(differing))}")
 
 
 def extras_of_image() -> str:
     """Return the extras that the Dockerfile installs."""
     extras = re.search(r"\.whl\)\[([\w,]+)\]", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
-    check(extras, "the Dockerfile's command that installs the wheel has another form than this check expects")
+    check(extras, "the Dockerfile has no command of the form `….whl)[EXTRAS]` that installs the wheel")
     return extras[1]
 
 
-def bill(tools: Path, source: Path, environment: Environment, file: Path) -> Path:
+def write_sbom(tools: Path, source: Path, environment: Environment, file: Path) -> Path:
     """Write the SBOM of an environment's packages, and validate it."""
     flags = ["--validate", "--output-reproducible", "--of", "JSON", "--mc-type", "application"]
     run(
@@ -149,8 +151,8 @@ def bill(tools: Path, source: Path, environment: Environment, file: Path) -> Pat
     return file
 
 
-def check_bill(file: Path, environment: Environment) -> None:
-    """Check that an SBOM has every installed distribution, and no path of this machine."""
+def check_sbom(file: Path, environment: Environment) -> None:
+    """Check that an SBOM lists the installed distributions and no others, and has no path of this machine."""
     text = file.read_text()
     document = json.loads(text)
     own = document["metadata"]["component"]
@@ -165,7 +167,7 @@ def check_bill(file: Path, environment: Environment) -> None:
 
 
 @contextlib.contextmanager
-def served(environment: Environment, *arguments: str) -> Iterator[str]:
+def run_server(environment: Environment, *arguments: str) -> Iterator[str]:
     """Run a server, and yield its URL."""
     log = environment.folder / "server.log"
     with log.open("w") as output:
@@ -199,13 +201,13 @@ def rpc(url: str, method: str, path: str = "/rpc", **params):
 
 
 def check_serving(environment: Environment, version: str, source: Path) -> None:
-    """Check that an environment's server serves the bundled toolpacks, can do a task, and shows the console."""
-    with served(environment) as url:
+    """Check that an environment's server serves the bundled toolpacks, a task, the console and the OpenRPC document."""
+    with run_server(environment) as url:
         listed = {each["name"]: each for each in rpc(url, "list_toolpacks")}
-        del listed["world"]  # a part of the server, and of no toolpack's version
+        del listed["world"]  # a part of the server, without the version of a toolpack
         check(
             listed.keys() == {"bank", "errands", "office", "workspace"},
-            f"the server serves other toolpacks: {[*listed]}",
+            f"the server doesn't serve exactly the bundled toolpacks: {[*listed]}",
         )
         check({each["version"] for each in listed.values()} == {version}, "the toolpacks have another version")
         session = rpc(url, "create_session", task=TASK)
@@ -219,14 +221,14 @@ def check_serving(environment: Environment, version: str, source: Path) -> None:
         rpc(url, "submit_answer", session_id=session_id, answer=solution["answer"] or "")
         check(rpc(url, "evaluate_session", session_id=session_id)["passed"], f"the solution of {TASK} doesn't pass")
         console = source / "server" / "toolpack_server" / "console"
-        for path in console.rglob("*.[chjs]*"):  # without the licences of vendored code
+        for path in console.rglob("*.[chjs]*"):  # CSS, HTML, JavaScript and SVG, but no licences of vendored code
             name = "" if path.name == "index.html" else path.relative_to(console).as_posix()
             with urllib.request.urlopen(f"{url}/console/{name}", timeout=60) as reply:
-                shown = re.sub(rb"\b[0-9a-f]{24}/", b"", reply.read())  # the folder in which the page names its files
-            check(shown == path.read_bytes(), f"the console's {path.name} differs from the source")
+                body = re.sub(rb"\b[0-9a-f]{24}/", b"", reply.read())  # the page's paths have a folder with a hash
+            check(body == path.read_bytes(), f"the console's {path.name} differs from the source")
         with urllib.request.urlopen(f"{url}/openrpc.json", timeout=60) as reply:
-            described = json.loads((source / "schemas" / "openrpc.json").read_text(encoding="utf-8"))
-            check(json.load(reply) == described, "the OpenRPC document differs from the source")
+            expected = json.loads((source / "schemas" / "openrpc.json").read_text(encoding="utf-8"))
+            check(json.load(reply) == expected, "the OpenRPC document differs from the source")
         try:
             urllib.request.urlopen(f"{url}/list_environments", timeout=60)
         except urllib.error.HTTPError as error:
@@ -236,16 +238,16 @@ def check_serving(environment: Environment, version: str, source: Path) -> None:
 
 
 def check_packages(environment: Environment, source: Path) -> None:
-    """Check that the wheels of packages/ added their commands, and no others."""
+    """Check that the wheels of packages/ added their commands, and that the server passes a check of `conform`."""
     listed = environment.run("toolpack-server", "--help").partition("Commands:")[2]
     for folder in packages(source):
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         for name in project["entry-points"]["toolpack_server.commands"]:
-            check(re.search(rf"^  {name}  ", listed, re.MULTILINE), f"{project['name']} brings no command {name}")
+            check(re.search(rf"^  {name}  ", listed, re.MULTILINE), f"{project['name']} doesn't add the command {name}")
             environment.run("toolpack-server", name, "--help")
-    written = environment.folder / "conform.py"
-    written.write_text(environment.run("toolpack-server", "conform", "--toolpack"), encoding="utf-8")
-    with served(environment, "--pack-dir", ".", "--packs", "conform") as url:
+    toolpack_file = environment.folder / "conform.py"
+    toolpack_file.write_text(environment.run("toolpack-server", "conform", "--toolpack"), encoding="utf-8")
+    with run_server(environment, "--pack-dir", ".", "--packs", "conform") as url:
         output = environment.run("toolpack-server", "conform", "--url", url, "--guarantee", "atomic")
     check("all passed" in output, f"the server doesn't conform:\n{output}")
 
@@ -267,44 +269,46 @@ def main() -> None:
         folder = Path(temporary)
         tools = folder / "tools" / "venv" / "bin"
         Environment(folder / "tools", uv(folder)).install(*TOOLS)
-        source = copied(folder / "one", date=1_700_000_000, mode=0o644)
-        again = copied(folder / "elsewhere" / "two", date=1_000_000_000, mode=0o600)
+        source = copy_project(folder / "one", date=1_700_000_000, mode=0o644)
+        second_source = copy_project(folder / "elsewhere" / "two", date=1_000_000_000, mode=0o600)
         files = build(tools, source)  # the wheel is built from the sdist
-        compare(files, build(tools, again, "--sdist", "--wheel", TZ="Asia/Tokyo", PYTHONHASHSEED="1", LC_ALL="C"))
+        compare(
+            files, build(tools, second_source, "--sdist", "--wheel", TZ="Asia/Tokyo", PYTHONHASHSEED="1", LC_ALL="C")
+        )
         sdist, wheel = sorted(files, key=lambda path: path.suffix)
         version = wheel.name.split("-")[1]
-        check_wheel(wheel, again)
-        more = build_packages(tools, source)
-        compare(more, build_packages(tools, again, TZ="Asia/Tokyo", PYTHONHASHSEED="1", LC_ALL="C"))
-        for path, of in zip(more, packages(again), strict=True):
-            check_wheel(path, of, [of.name.replace("-", "_")])
+        check_wheel(wheel, second_source)
+        package_wheels = build_packages(tools, source)
+        compare(package_wheels, build_packages(tools, second_source, TZ="Asia/Tokyo", PYTHONHASHSEED="1", LC_ALL="C"))
+        for path, package in zip(package_wheels, packages(second_source), strict=True):
+            check_wheel(path, package, [package.name.replace("-", "_")])
             check(path.name.split("-")[1] == version, f"{path.name} isn't of version {version}")
         print("Both builds of the sdist and of the wheels are equal.")
 
-        alone, of_sdist = (Environment(folder / name, tools / "uv") for name in ("alone", "of-sdist"))
-        alone.install(wheel)
-        of_sdist.install(sdist)
-        files.append(bill(tools, source, alone, folder / f"toolpack_server-{version}.cdx.json"))
-        check_bill(files[-1], alone)
-        compare(files[-1:], [bill(tools, again, of_sdist, folder / "elsewhere" / files[-1].name)])
+        from_wheel, from_sdist = (Environment(folder / name, tools / "uv") for name in ("alone", "of-sdist"))
+        from_wheel.install(wheel)
+        from_sdist.install(sdist)
+        files.append(write_sbom(tools, source, from_wheel, folder / f"toolpack_server-{version}.cdx.json"))
+        check_sbom(files[-1], from_wheel)
+        compare(files[-1:], [write_sbom(tools, second_source, from_sdist, folder / "elsewhere" / files[-1].name)])
         in_image = Environment(folder / "in-image", tools / "uv")
-        in_image.install(f"{wheel}[{extras_of_image()}]", *more)
-        for path in more:  # by name, because an SBOM names the folder that a file was installed from
+        in_image.install(f"{wheel}[{extras_of_image()}]", *package_wheels)
+        for path in package_wheels:  # by name, because an SBOM names the folder that a file was installed from
             offline = ["--no-index", "--no-deps", "--force-reinstall", "--find-links", path.parent]
             in_image.install(*offline, f"{path.name.split('-')[0]}=={version}")
-        files.append(bill(tools, source, in_image, folder / f"toolpack_server-{version}.image.cdx.json"))
-        check_bill(files[-1], in_image)
+        files.append(write_sbom(tools, source, in_image, folder / f"toolpack_server-{version}.image.cdx.json"))
+        check_sbom(files[-1], in_image)
         print(
             "The SBOM is valid, and both builds of it are equal. The SBOM of the image, with its extras, is valid too."
         )
 
-        check_serving(alone, version, source)
-        check_package(alone)
-        of_sdist.install(*more)
-        check_packages(of_sdist, source)
-        check("bank" in of_sdist.run("toolpack-server", "list"), "the installation from the sdist doesn't work")
+        check_serving(from_wheel, version, source)
+        check_package(from_wheel)
+        from_sdist.install(*package_wheels)
+        check_packages(from_sdist, source)
+        check("bank" in from_sdist.run("toolpack-server", "list"), "the installation from the sdist doesn't work")
         print("Installed alone, the wheel serves and accepts a toolpack package. The sdist can be installed too.")
-        for file in [*files, *more]:
+        for file in [*files, *package_wheels]:
             print(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}")
             if into is not None:
                 into.mkdir(parents=True, exist_ok=True)

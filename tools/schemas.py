@@ -2,7 +2,7 @@
 
     python -m tools.schemas [--check]
 
-Files are generated from the code, never edited.
+The server's code is the source of these files. Don't edit them.
 """
 
 import json
@@ -21,7 +21,7 @@ from toolpack_server.wiring.service import all_methods, openrpc
 from tools.client_code import client_code
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-BUNDLED = ("bank", "workspace")  # the toolpacks with schemas in the repository: they need no optional package
+BUNDLED = ("bank", "workspace")  # toolpacks with schemas in the repository, because they need no optional package
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "server" / "toolpack_server" / "client" / "methods.py"
 
@@ -38,17 +38,17 @@ def schemas(only_check: bool, directory: Path) -> None:
     texts |= {f"toolpacks/{pack.name}.json": _json(_toolpack_schema(pack)) for pack in packs}
     paths = {directory / name: (name, text) for name, text in texts.items()}
     paths[CLIENT] = "client/methods.py", client_code(methods)
-    drifted = []
+    changed = []
     for path, (name, text) in paths.items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
-        drifted.append(name)
+        changed.append(name)
         if not only_check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    if only_check and drifted:
-        raise click.ClickException(f"{', '.join(drifted)} drifted from the code: run `python -m tools.schemas`.")
-    click.echo(f"{len(paths)} files, {len(drifted)} {'drifted' if only_check else 'written'}.")
+    if only_check and changed:
+        raise click.ClickException(f"{', '.join(changed)} drifted from the code: run `python -m tools.schemas`.")
+    click.echo(f"{len(paths)} files, {len(changed)} {'drifted' if only_check else 'written'}.")
 
 
 def _envelope_schema() -> dict[str, Any]:

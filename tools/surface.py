@@ -3,9 +3,9 @@
     python -m tools.surface                   compare with the last release; status 1: a break isn't in CHANGELOG.md
     python -m tools.surface --release 0.2.0   store today's description as that of the release
 
-A description lists *things*, such as a method, a parameter or a setting, each with a name. It contains no judgement. A
-thing has properties that must stay (`gives`), requirements that must not grow (`asks`), and limits that must not become
-narrower. So an addition breaks nothing, and a removal does.
+A description lists *things*, such as a method, a parameter or a setting, each with a name. A thing has properties that
+must stay (`gives`), requirements that must not grow (`asks`), and limits that must not become narrower. So a removal is
+a break, and an addition isn't. schemas/released.json stores the description of the last release.
 """
 
 import inspect
@@ -48,7 +48,7 @@ from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import Service, all_methods, openrpc
 
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "schemas" / "released.json"
+RELEASED = ROOT / "schemas" / "released.json"
 CHANGELOG = ROOT / "CHANGELOG.md"
 PROJECT = ROOT / "pyproject.toml"
 PACKAGES = sorted(ROOT.glob("packages/*/pyproject.toml"))
@@ -77,7 +77,7 @@ class Thing:
 
     Attributes:
         gives: Properties that must stay.
-        asks: Things that users must do or expect. None may be added.
+        asks: Requirements for users: what they must do or expect. A release mustn't add any.
         limits: The maximum (`max…`) or minimum (`min…`) of accepted values.
     """
 
@@ -85,7 +85,7 @@ class Thing:
     asks: set[str] = field(default_factory=set)
     limits: dict[str, float] = field(default_factory=dict)
 
-    def shown(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         description = {
             "gives": sorted(self.gives),
             "asks": sorted(self.asks),
@@ -95,59 +95,57 @@ class Thing:
 
 
 class Surface(dict[str, Thing]):
-    """Things by name. A missing thing is created when it is first named."""
+    """Things by name. The first access to a missing thing creates it."""
 
     def __missing__(self, name: str) -> Thing:
         self[name] = Thing()
         return self[name]
 
     @classmethod
-    def read(cls, kept: Mapping[str, Mapping[str, Any]]) -> "Surface":
+    def read(cls, released: Mapping[str, Mapping[str, Any]]) -> "Surface":
         return cls(
             {
                 name: Thing({*thing.get("gives", ())}, {*thing.get("asks", ())}, {**thing.get("limits", {})})
-                for name, thing in kept.items()
+                for name, thing in released.items()
             }
         )
 
-    def shown(self) -> dict[str, Any]:
-        return {name: self[name].shown() for name in sorted(self)}
+    def as_json(self) -> dict[str, Any]:
+        return {name: self[name].as_json() for name in sorted(self)}
 
     # The protocol
 
     def add_methods(self, document: Mapping[str, Any]) -> None:
         """Describe the methods and schemas of an OpenRPC document."""
         schemas = document["components"]["schemas"]
-        taken, answered = set[str](), set[str]()
+        inputs, outputs = set[str](), set[str]()
         for method in document["methods"]:
             name = method["name"]
             for index, parameter in enumerate(method["params"], 1):
                 self[f"{name}({parameter['name']})"].gives.add(f"by position, at {index}")
-                self.add_schema(f"{name}({parameter['name']})", parameter["schema"], taken=True)
+                self.add_schema(f"{name}({parameter['name']})", parameter["schema"], is_input=True)
                 if parameter["required"]:
                     self[name].asks.add(f"needs {parameter['name']}")
             result = method["result"]["schema"]
-            if (
-                "properties" in result and "title" in result
-            ):  # the result has a name, under which other results refer to it
-                self.add_schema(result["title"], result, taken=False)
-                _collect(result, schemas, answered)
+            if "properties" in result and "title" in result:  # a result with a name, which other results may refer to
+                self.add_schema(result["title"], result, is_input=False)
+                _collect(result, schemas, outputs)
                 result = {"$ref": result["title"]}
-            self.add_schema(f"{name}.result", result, taken=False)
-            _collect(method["params"], schemas, taken)
-            _collect(result, schemas, answered)
-        for name in sorted(taken):
-            self.add_schema(name, schemas[name], taken=True)
-        for name in sorted(answered):
-            self.add_schema(name, schemas[name], taken=False)
+            self.add_schema(f"{name}.result", result, is_input=False)
+            _collect(method["params"], schemas, inputs)
+            _collect(result, schemas, outputs)
+        for name in sorted(inputs):
+            self.add_schema(name, schemas[name], is_input=True)
+        for name in sorted(outputs):
+            self.add_schema(name, schemas[name], is_input=False)
 
     def add_addresses(self) -> None:
         """Describe the methods at agents' addresses."""
         for method in agents_methods(all_methods(load_features())):
             name = f"{method.declared.name} at /agents/<key>"
-            self.add_schema(f"{name}", method.model_json_schema(), taken=True)
+            self.add_schema(f"{name}", method.model_json_schema(), is_input=True)
             result = TypeAdapter(method.declared.result).json_schema(mode="serialization")
-            self.add_schema(f"{name}.result", result, taken=False)
+            self.add_schema(f"{name}.result", result, is_input=False)
 
     def add_errors(self) -> None:
         for kind, code in CODES.items():
@@ -155,7 +153,7 @@ class Surface(dict[str, Thing]):
         for failure, code in FAILURE_CODES.items():
             self[str(code)].gives.add(f"failure {failure.value}")
 
-    def add_doors(self) -> None:
+    def add_paths(self) -> None:
         """Describe the HTTP paths, and MCP's names."""
         service = Service(Settings(store="memory:", tokens={"me": "12345678"}), Catalog({}), key=b"key")
         for route in create_app(service).routes:
@@ -170,7 +168,7 @@ class Surface(dict[str, Thing]):
     def add_settings(self, settings: type[Settings] | type[FeatureSettings]) -> None:
         schemas = settings.model_json_schema()["properties"]
         for variable, name in settings.variables().items():
-            self.add_schema(variable, schemas[name], taken=True)
+            self.add_schema(variable, schemas[name], is_input=True)
 
     def add_metrics(self) -> None:
         outcomes = [OK, *Failure, REFUSED]
@@ -198,17 +196,17 @@ class Surface(dict[str, Thing]):
                 self._add_option(thing, self[f"{name} {each}"], each, parameter)
 
     @staticmethod
-    def _add_option(thing: Thing, its: Thing, name: str, parameter: click.Parameter) -> None:
+    def _add_option(thing: Thing, option: Thing, name: str, parameter: click.Parameter) -> None:
         if parameter.required:
             thing.asks.add(f"needs {name}")
         is_flag = getattr(parameter, "is_flag", False)
-        its.gives.add("is a flag" if is_flag else "takes a value")
+        option.gives.add("is a flag" if is_flag else "takes a value")
         if parameter.multiple or parameter.nargs != 1:
-            its.gives.add("may be given several times")
+            option.gives.add("may be given several times")
         if isinstance(parameter.type, click.Choice):
-            its.gives |= {f"may be {choice}" for choice in parameter.type.choices}
+            option.gives |= {f"may be {choice}" for choice in parameter.type.choices}
         if isinstance(parameter.default, (str, int, float)):
-            its.gives.add(f"default {parameter.default!r}")
+            option.gives.add(f"default {parameter.default!r}")
 
     def add_formats(self) -> None:
         numbers = {
@@ -231,8 +229,14 @@ class Surface(dict[str, Thing]):
 
     # JSON Schemas
 
-    def add_schema(self, name: str, schema: Any, *, taken: bool) -> None:
-        """Describe the values that a schema allows: those that the server takes, or those that it answers with."""
+    def add_schema(self, name: str, schema: Any, *, is_input: bool) -> None:
+        """Describe the values that a schema allows.
+
+        Args:
+            name: Name of the thing.
+            schema: The JSON Schema.
+            is_input: True for values that the server accepts, false for values that it returns.
+        """
         thing = self[name]
         for branch in _branches(schema):
             if "$ref" in branch:
@@ -242,30 +246,30 @@ class Surface(dict[str, Thing]):
             thing.gives |= {f"may be {json.dumps(value)}" for value in values}
             types = {*_types(branch)}
             if not values:
-                (thing.gives if taken else thing.asks).update(f"may be of type {each}" for each in types)
-            if taken:
+                (thing.gives if is_input else thing.asks).update(f"may be of type {each}" for each in types)
+            if is_input:
                 thing.limits |= _limits(branch)
                 if "pattern" in branch:
                     thing.asks.add(f"must match {branch['pattern']}")
             if "object" in types:
-                self._add_members(name, branch, taken=taken)
+                self._add_members(name, branch, is_input=is_input)
             if "items" in branch:
-                self.add_schema(f"{name}[]", branch["items"], taken=taken)
-        if taken and "default" in schema:
+                self.add_schema(f"{name}[]", branch["items"], is_input=is_input)
+        if is_input and "default" in schema:
             thing.gives.add(f"default {json.dumps(schema['default'])}")
 
-    def _add_members(self, name: str, schema: Mapping[str, Any], *, taken: bool) -> None:
+    def _add_members(self, name: str, schema: Mapping[str, Any], *, is_input: bool) -> None:
         required = schema.get("required", ())
-        if taken:
+        if is_input:
             self[name].asks |= {f"needs {each}" for each in required}
         for member, its_schema in schema.get("properties", {}).items():
-            self.add_schema(f"{name}.{member}", its_schema, taken=taken)
-            if member in required and not taken:
+            self.add_schema(f"{name}.{member}", its_schema, is_input=is_input)
+            if member in required and not is_input:
                 self[f"{name}.{member}"].gives.add("always there")
         more = schema.get("additionalProperties", not schema.get("properties"))
         if isinstance(more, Mapping):
-            self.add_schema(f"{name}.*", more, taken=taken)
-        elif more and taken:
+            self.add_schema(f"{name}.*", more, is_input=is_input)
+        elif more and is_input:
             self[name].gives.add("any other members")
 
     # Python
@@ -283,7 +287,7 @@ class Surface(dict[str, Thing]):
                 self[f"{name}.{member}"].gives |= {"always there"} if member in value.__required_keys__ else set()
         elif inspect.isclass(value):
             self._add_class(name, value)
-        elif callable(value) and get_origin(value) is None:  # otherwise it is a parametrised type
+        elif callable(value) and get_origin(value) is None:  # a parametrised type is callable, but has an origin
             self._add_callable(name, value)
         else:
             self[name].gives.add(f"is {value!r}" if isinstance(value, (str, int, float)) else "is there")
@@ -329,15 +333,15 @@ class Surface(dict[str, Thing]):
                 self._add_parameter(thing, self[f"{name}({parameter.name})"], parameter, index)
 
     @staticmethod
-    def _add_parameter(thing: Thing, its: Thing, parameter: inspect.Parameter, index: int) -> None:
+    def _add_parameter(thing: Thing, option: Thing, parameter: inspect.Parameter, index: int) -> None:
         if parameter.kind is not parameter.KEYWORD_ONLY:
-            its.gives.add(f"by position, at {index}")
+            option.gives.add(f"by position, at {index}")
         if parameter.kind is not parameter.POSITIONAL_ONLY:
-            its.gives.add("by name")
+            option.gives.add("by name")
         if parameter.default is parameter.empty:
             thing.asks.add(f"needs {parameter.name}")
         else:
-            its.gives.add(f"default {_value(parameter.default)}")
+            option.gives.add(f"default {_value(parameter.default)}")
 
 
 def _branches(schema: Any) -> Iterator[Mapping[str, Any]]:
@@ -359,7 +363,7 @@ def _limits(schema: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _annotation(annotation: Any) -> str:
-    """Return the same text for a type on every Python. It has only the class's name, because a class may move."""
+    """Return a text for a type, the same on every Python. It has no names of modules, because a class may move."""
     if isinstance(annotation, list):
         return f"[{', '.join(map(_annotation, annotation))}]"
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -381,7 +385,7 @@ def _value(value: Any) -> str:
 
 
 def _collect(value: Any, schemas: Mapping[str, Any], names: set[str]) -> None:
-    """Collect the names of the schemas to which others refer."""
+    """Add the names of all schemas to which a value refers, directly or through other schemas, to `names`."""
     if isinstance(value, dict):
         name = str(value.get("$ref", "")).rpartition("/")[2]
         if name in schemas and name not in names:
@@ -392,12 +396,12 @@ def _collect(value: Any, schemas: Mapping[str, Any], names: set[str]) -> None:
 
 
 def describe() -> Surface:
-    """Describe this code."""
+    """Return the description of the current code."""
     surface = Surface()
     surface.add_methods(openrpc(all_methods(load_features()), load_features()))
     surface.add_addresses()
     surface.add_errors()
-    surface.add_doors()
+    surface.add_paths()
     for settings in (Settings, *(each.settings for each in load_features() if each.settings)):
         surface.add_settings(settings)
     surface.add_metrics()
@@ -411,19 +415,19 @@ def describe() -> Surface:
 
 def breaks(before: Surface, now: Surface) -> Iterator[tuple[str, str]]:
     """Yield each break: the name of the thing, and the broken property."""
-    gone = {name for name in before if name not in now}
+    removed = {name for name in before if name not in now}
     for name, thing in before.items():
-        if name in gone:
+        if name in removed:
             if not any(
                 name != other and name.startswith((f"{other}.", f"{other}(", f"{other}[", f"{other} "))
-                for other in gone
+                for other in removed
             ):
                 yield name, "is gone"
             continue
-        its = now[name]
-        yield from ((name, f"no longer: {each}") for each in sorted(thing.gives - its.gives))
-        yield from ((name, f"now: {each}") for each in sorted(its.asks - thing.asks))
-        for limit, value in its.limits.items():
+        option = now[name]
+        yield from ((name, f"no longer: {each}") for each in sorted(thing.gives - option.gives))
+        yield from ((name, f"now: {each}") for each in sorted(option.asks - thing.asks))
+        for limit, value in option.limits.items():
             old = thing.limits.get(limit)
             if old is None or (value > old if "min" in limit.lower() else value < old):
                 yield name, f"now: {limit} {value}"
@@ -438,41 +442,40 @@ def breaks_in_changelog(changelog: str) -> list[str]:
 
 
 @click.command()
-@click.option("--release", metavar="VERSION", help="Write this version into the files, as a release.")
+@click.option("--release", metavar="VERSION", help="Write this version into the files, and store today's description.")
 def main(release: str | None) -> None:
     """Compare today's description with the last release's."""
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    released = json.loads(RELEASED.read_text(encoding="utf-8"))
     now = describe()
     changelog = CHANGELOG.read_text(encoding="utf-8")
     entries = breaks_in_changelog(changelog)
-    broken = [*breaks(Surface.read(kept["surface"]), now)]
-    names = {
-        name: (f"`{name}`", f"`{name.rpartition('.')[0]}.*`") for name, _ in broken
-    }  # the second name stands for a whole module
-    untold = [
+    broken = [*breaks(Surface.read(released["surface"]), now)]
+    # An entry may name the thing, or its whole module as `module.*`.
+    names = {name: (f"`{name}`", f"`{name.rpartition('.')[0]}.*`") for name, _ in broken}
+    missing = [
         (name, what) for name, what in broken if not any(each in entry for entry in entries for each in names[name])
     ]
-    if untold and release != kept["version"]:  # a repeated release replaces its own description
-        for name, what in untold:
+    if missing and release != released["version"]:  # a repeated release replaces its own description
+        for name, what in missing:
             click.echo(f"`{name}` {what}")
         click.echo(
-            f"{counted(len(untold), 'break')} since {kept['version']} that CHANGELOG.md doesn't tell: undo it, or "
-            f"write an entry with the name as it stands above, under {HEADING!r} in its section `Unreleased`."
+            f"CHANGELOG.md lacks {pluralize(len(missing), 'break')} since {released['version']}: undo the change, or "
+            f"write an entry with the name as it stands above, under {HEADING!r} in the section `Unreleased`."
         )
         sys.exit(1)
     if release:
         make_release(release, changelog, now)
-        click.echo(f"{counted(len(now), 'thing')}, kept as the surface of {release}.")
+        click.echo(f"{pluralize(len(now), 'thing')}, stored as the surface of {release}.")
         return
-    click.echo(f"{counted(len(now), 'thing')}, {counted(len(broken), 'break')} since {kept['version']}.")
+    click.echo(f"{pluralize(len(now), 'thing')}, {pluralize(len(broken), 'break')} since {released['version']}.")
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 def make_release(version: str, changelog: str, surface: Surface) -> None:
-    """Write the version into the files, and store the surface as that of the last release."""
+    """Write the version into CHANGELOG.md and all pyproject.toml, and store the surface of this release."""
     changelog = re.sub(rf"^## {re.escape(version)}\b.*\n+", "", changelog, flags=re.MULTILINE)
     CHANGELOG.write_text(changelog.replace("## Unreleased\n", f"## Unreleased\n\n## {version}\n", 1), encoding="utf-8")
     for project in (PROJECT, *PACKAGES):
@@ -481,13 +484,13 @@ def make_release(version: str, changelog: str, surface: Surface) -> None:
         )
         text = re.sub(r'"toolpack-server==.*?"', f'"toolpack-server=={version}"', text)
         project.write_text(text, encoding="utf-8")
-    keep(version, surface)
+    write_released(version, surface)
 
 
-def keep(version: str, surface: Surface) -> None:
-    """Write the file of the last release, with one line per thing."""
-    things = ",\n".join(f"{json.dumps(name)}: {json.dumps(thing)}" for name, thing in surface.shown().items())
-    KEPT.write_text(f'{{\n"version": {json.dumps(version)},\n"surface": {{\n{things}\n}}\n}}\n', encoding="utf-8")
+def write_released(version: str, surface: Surface) -> None:
+    """Write schemas/released.json, with one line per thing."""
+    things = ",\n".join(f"{json.dumps(name)}: {json.dumps(thing)}" for name, thing in surface.as_json().items())
+    RELEASED.write_text(f'{{\n"version": {json.dumps(version)},\n"surface": {{\n{things}\n}}\n}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

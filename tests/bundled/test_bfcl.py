@@ -21,7 +21,7 @@ from http_server import running
 
 from toolpack_server.packs.loading import load_catalog
 from toolpacks import bfcl
-from tools.bfcl_parity import compared, on_server
+from tools.bfcl_parity import compare_entry, run_on_server
 from tools.parity import differences
 
 ENTRIES = bfcl._entries()
@@ -36,12 +36,12 @@ def bench():
 
 @pytest.mark.parametrize("entry_id", SAMPLE)
 def test_results_and_verdicts_equal_bfcls(bench, entry_id):
-    assert differences(compared(bench, ENTRIES[entry_id], mutants=2)) == {}
+    assert differences(compare_entry(bench, ENTRIES[entry_id], mutants=2)) == {}
 
 
 def test_ground_truth_with_a_rejected_call_is_still_evaluated(bench):
     entry = ENTRIES["multi_turn_base_173"]
-    passed, envelopes = on_server(bench, entry, entry["ground_truth"])
+    passed, envelopes = run_on_server(bench, entry, entry["ground_truth"])
     assert passed
     assert [each["error"][:16] for each in envelopes if each["error"]] == ["ValidationError:"]
     assert {name for name in ENTRIES if name in bfcl.UNSOLVED} == bfcl.UNSOLVED

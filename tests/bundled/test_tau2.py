@@ -23,7 +23,7 @@ from serving import refused
 from toolpack_server.packs.loading import load_catalog
 from toolpacks import tau2
 from tools.parity import differences
-from tools.tau2_parity import compared
+from tools.tau2_parity import compare_task
 
 SAMPLE = [
     *(("retail", f"task_{number}") for number in (0, 12, 33)),  # One call of task 12 raises.
@@ -47,7 +47,7 @@ def bench():
 
 @pytest.mark.parametrize(("domain", "name"), SAMPLE)
 def test_results_and_verdicts_equal_tau2s(bench, domain, name):
-    assert differences(compared(bench, domain, name, mutants=1)) == {}
+    assert differences(compare_task(bench, domain, name, mutants=1)) == {}
 
 
 def test_all_tasks_are_listed_with_tau2s_splits(bench):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.peers import TRIALS, peers
+from tools.peers import PEER_TESTS, peers
 
 ROOT = Path(__file__).parents[3]
 PINNED = dict(re.sub(r"\[.*\]", "", each).split("==") for extra in peers().values() for each in extra)
@@ -25,7 +25,7 @@ def test_every_peer_has_its_name_on_the_page():
 
 
 def test_every_peer_has_a_trial():
-    assert peers().keys() == TRIALS.keys()
+    assert peers().keys() == PEER_TESTS.keys()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_files_behave_like_a_real_directory():
 
 
 def test_files_in_sessions_behave_like_a_real_directory():
-    with database_histories.unkilled("papers", "memory", "thread") as bench:
+    with database_histories.in_process_bench("papers", "memory", "thread") as bench:
         for seed in (5, 6, 89):  # Seed 89 changes a fork of a session with several pieces, and forks that again.
             history(bench, seed)
 
