@@ -4,6 +4,7 @@
 import { agentsAddress, button, count, fill, go, h, link } from "./dom.js";
 import { change, parse } from "./rpc.js";
 
+/** Create the part of a toolpack's page that reads a report. */
 export function auditOf(toolpack, signal) {
   const findings = h("div", { "aria-live": "polite" }),
     stop = (event) => event.preventDefault();
@@ -25,6 +26,7 @@ export function auditOf(toolpack, signal) {
   return [h("h2", h("label", { for: "report" }, "Audit")), about, h("p.actions", file), findings];
 }
 
+/** Return the findings of a report as `[task, findings]` pairs. Return null if the text is no report. */
 function read(text) {
   try {
     const { format, tasks } = parse(text);
@@ -52,6 +54,7 @@ function rowOf(task, { kind, fault, text, calls = [], answer = "" }) {
   );
 }
 
+/** Repeat an attempt in a new session, and go to the session. */
 async function repeat(task, calls, answer) {
   const session = await change("create_session", { task, labels: { console: "audit" } });
   const send = (method, by, params) =>

@@ -21,6 +21,7 @@ const kept = (key, old, value) => ({ key, value, change: difference(old, value) 
 const added = (key, value) => ({ key, value, change: { kind: "added", now: value } });
 const removed = (key, value) => ({ key, value, change: { kind: "removed", old: value } });
 
+/** Return the difference of two values; null if they are equal. */
 export function difference(old, now) {
   if (isSame(old, now)) return null;
   if (!sameKind(old, now)) return { kind: "changed", old, now };

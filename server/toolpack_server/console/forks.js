@@ -39,6 +39,7 @@ async function lineOf(session, signal) {
   return line;
 }
 
+/** Create the panel of a session's forks. */
 export async function openForks({ id, session, signal }) {
   const line = await lineOf(session, signal),
     isOnLine = new Set(line.map(({ session_id: one }) => one));
@@ -99,6 +100,7 @@ async function addVerdicts(places, signal) {
   }
 }
 
+/** Create the row of a session. `place` is the element for its verdict and its first call. */
 function rowOf({ session_id: one, parent, labels, task, version, created_at: created }, id, unread, place) {
   const isThis = one === id;
   const name = link(["sessions", one], { forks: " " }, h("code", short(one)));

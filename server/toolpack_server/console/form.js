@@ -56,6 +56,7 @@ function resolved(spec, schema) {
   return { ...spec, isNullable, ...(isDecimal && { type: "string", format: "decimal" }) };
 }
 
+/** Create a field of the form: its element, a function that reads it, and one that shows an error. */
 function field(name, spec, isRequired, value, prefix) {
   const id = `field-${prefix}${name}`,
     about = h("span.about", { id: `${id}-about` }, spec.description);

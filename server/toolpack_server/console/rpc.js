@@ -146,6 +146,7 @@ function parsed(text, isExact) {
   }
 }
 
+/** Return the message of a refused request, from the body if it has one. */
 function refusal(text, status) {
   return parsed(text)?.error?.message ?? `The server, or a proxy before it, answered HTTP ${status}.`;
 }

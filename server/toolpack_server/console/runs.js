@@ -22,6 +22,7 @@ export async function summaries(asked, signal) {
   return page;
 }
 
+/** Yield the sessions with these labels and this text, a page at a time. */
 export async function* sessions(labels, text, signal) {
   for (let after = ""; after !== undefined; ) {
     const page = await summaries({ labels, text, after, limit: PAGE }, signal);

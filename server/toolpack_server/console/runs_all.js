@@ -7,6 +7,7 @@ import { cell, decimal, header, MOST_K, NONE, passedOf, percent, seconds } from 
 /** Return the key of the label that names the runs. */
 export const keyOf = ({ sessions }, { by }) => by ?? keysOf(sessions)[0];
 
+/** Create the page of all runs from the data that was read. */
 export function drawAll(known, query, source) {
   const by = keyOf(known, query),
     keys = keysOf(known.sessions);

@@ -21,6 +21,7 @@ import { cell, decimal, header, keepTrail, MOST_K, NONE, PAGE, passedOf, percent
 
 const FAULTS = 8; // max failed checks in the table, which shows the most frequent checks first
 
+/** Create the page of one run from the data that was read. */
 export function drawOne(known, query, source) {
   const isOf = ({ task, labels }) => {
     const [name, ...value] = (query.label ?? "").split("=");

@@ -12,6 +12,7 @@ import { progress } from "./runs_parts.js";
 const REDRAW = 400; // min milliseconds between drawings while sessions are read
 const labelled = (by, value) => (by === undefined ? {} : { [by]: value });
 
+/** Show the page of all runs, or of the run in the query. Return a function that shows another query. */
 export function openRuns(place, source, query, signal) {
   const head = h("div"),
     form = h("div"),

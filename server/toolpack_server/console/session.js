@@ -34,6 +34,7 @@ const NOT_FOUND = -32001;
 const LOOK_AGAIN = 1000; // milliseconds between requests for new records
 const LONG = 300; // characters of a prompt; the box of a longer prompt may need to be scrolled
 const PANELS = { run: openRun, talk: openTalk, forks: openForks, evaluate: openEvaluation, review: openReview };
+/** Return the name of the panel that the query shows. Return undefined for the panel of the chosen step. */
 const panelOf = (query) => Object.keys(PANELS).find((name) => name in query);
 
 export function openSession(place, [id], query, signal) {

@@ -99,6 +99,7 @@ export function openSessions(place, _ids, query, signal) {
 }
 
 let last = null; // the last page: the server doesn't send it again while its digest is unchanged
+/** Read a page of sessions. Send the digest of the last page, so that the server need not send it again. */
 async function readUnlessKnown(asked, signal) {
   const name = stringify(asked),
     known = last?.name === name ? last.page.digest : "";

@@ -81,6 +81,7 @@ function canOpen({ group, value, change, path }) {
   return Boolean(group) || (isContainer(value) && (keyed(value).length > 0 || change?.kind === "inside"));
 }
 
+/** Return whether a node, or a member of a group, is on the way to a pointer. */
 const leadsTo = ({ group, pointer }, wanted) =>
   group ? group.some((member) => leadsTo(member, wanted)) : `${wanted}/`.startsWith(`${pointer}/`);
 

@@ -24,6 +24,7 @@ export async function valuesOf(id, forks, signal) {
   return [tables, open > 0 && h("p.hint", `${count(open, "fork")} of steps ${open === 1 ? "is" : "are"} open.`)];
 }
 
+/** Return the notes of a ledger: the recorded reward of each fork. */
 async function notesOf({ session_id: ledger }, signal) {
   const notes = [];
   for (let after = -1; ; ) {
