@@ -752,6 +752,7 @@ ONLY_SHOWN = {  # text that no program reads: maps, and the output of a server a
     # The commands of tools/audits.py, which writes the page and takes hours.
     *(("docs/write/audits.md", collection) for collection in ("Bundled", "AgentDojo", "BFCL", "tau2")),
     ("docs/operate/deploy.md", "Containers"),  # a Dockerfile, which tools/container.py builds
+    ("docs/operate/deploy.md", "Kubernetes"),  # a file for Kustomize
 }
 
 

@@ -149,7 +149,11 @@ class Settings(_FromEnvironment, FixedLimits):
     pack_dir: Annotated[tuple[Path, ...], BeforeValidator(_split_folders)] = Field(
         (), description="Folders with toolpacks, separated by colons."
     )
-    packs: tuple[str, ...] = Field((), description="Names of the toolpacks to load; default: all in the folders.")
+    packs: tuple[str, ...] = Field(
+        (),
+        description="Names of the toolpacks to load; default: all toolpacks in the folders, or without folders all "
+        "installed toolpacks.",
+    )
     tokens: Annotated[dict[str, SecretStr], BeforeValidator(_split_pairs)] = Field(
         default_factory=dict, description="Bearer tokens as name:token pairs; each name is an owner of sessions."
     )
@@ -164,20 +168,25 @@ class Settings(_FromEnvironment, FixedLimits):
     max_threads: int = Field(
         256,
         ge=1,
-        description="Maximum number of slow functions that run at once per worker; each of several owners gets half.",
+        description="Maximum number of slow functions that run at once per worker; if the server has several owners, "
+        "each can use at most half.",
     )
     isolation: str = Field(
         THREAD,
-        description="Where toolpacks' code runs: thread (in the worker), or process (in worker processes of its own).",
+        description="Where toolpacks' code runs: thread (in the worker), or process (in separate processes, the "
+        "executors).",
     )
     shutdown_delay_seconds: Seconds = Field(
         0,
         ge=0,
-        description="Seconds for which a stopping server still takes requests, while /readyz answers 503 to balancers.",
+        description="Seconds for which a stopping server still accepts requests, while /readyz already answers 503.",
     )
     drain_seconds: Seconds = Field(6, ge=0, description="Seconds that a stopping server waits for running calls.")
     max_waiting: int = Field(
-        10_000, ge=1, description="Maximum number of waiting calls per worker; each of several owners gets half."
+        10_000,
+        ge=1,
+        description="Maximum number of waiting calls per worker; if the server has several owners, each can use at "
+        "most half.",
     )
     ttl_seconds: Seconds = Field(86_400, gt=0, description="Lifetime of a session after its last call, in seconds.")
     keep_versions: int = Field(
@@ -187,8 +196,8 @@ class Settings(_FromEnvironment, FixedLimits):
     max_body_bytes: int = Field(
         16 * 2**20,
         ge=1024,
-        description="Maximum size of a request's body; at an agent's address a sixteenth of it, and of an answer four "
-        "times as much.",
+        description="Maximum size of a request's body; at an agent's address the maximum is a sixteenth of it, and for "
+        "a response it is four times as much.",
     )
     log_calls: Literal["auto", "full", "json", "text", "off"] = Field(
         "auto",
@@ -199,38 +208,46 @@ class Settings(_FromEnvironment, FixedLimits):
         "info", description="Lowest level that is logged; debug adds the tracebacks of functions."
     )
     verify_read_only: bool = Field(
-        False, description="Check after every call, not only after some, that a read-only function changed nothing."
+        False,
+        description="Check after every call of a read-only function, not only after some, that the environment hasn't "
+        "changed.",
     )
     tokens_file: Path | None = Field(
-        None, description="File with a hashed token per line, as `toolpack-server token` prints it."
+        None, description="File with one hashed token per line, as printed by `toolpack-server token`."
     )
     console: bool = Field(True, description="Serve the console, a web page, at /console/.")
     max_connections: int = Field(5000, ge=1, description="Maximum number of open connections per worker.")
-    max_sessions: int = Field(100_000, ge=1, description="Maximum number of sessions of an owner.")
+    max_sessions: int = Field(100_000, ge=1, description="Maximum number of sessions per owner.")
     max_result_bytes: int = Field(
-        2**20, ge=1024, description="Maximum size of a call's result as JSON; records have at most a quarter of it."
+        2**20, ge=1024, description="Maximum size of a call's result as JSON; a record stores at most a quarter of it."
     )
     max_environment_bytes: int = Field(
         32 * 2**20, ge=1024, description="Maximum size of the snapshot of a toolpack's environment."
     )
     lazy_min_bytes: int = Field(
-        0, ge=0, description="Size from which on an environment is stored in pieces, loaded when used; 0: never."
+        0,
+        ge=0,
+        description="Minimum size of an environment that is stored in pieces, which are loaded when a call uses them; "
+        "0: never.",
     )
     max_volume_bytes: int = Field(
         64 * 2**20, ge=2**16, description="Maximum size of a database or of a tree of files in an environment."
     )
     scratch_dir: Path | None = Field(
         None,
-        description="Folder for databases and files while they are used; default: /dev/shm if it has room.",
+        description="Folder for databases and files while calls use them; default: /dev/shm, or the system's temporary "
+        "folder if /dev/shm has less than 512 MB free.",
     )
     max_session_bytes: int = Field(
         256 * 2**20,
         ge=1024,
-        description="Quota of stored bytes of a session; its old versions may use a thirty-second of it.",
+        description="Maximum number of stored bytes per session; its old versions can use a thirty-second of it.",
     )
-    max_owner_bytes: int = Field(4 * 2**30, ge=1024, description="Quota of stored bytes of all sessions of an owner.")
+    max_owner_bytes: int = Field(
+        4 * 2**30, ge=1024, description="Maximum number of stored bytes of all sessions of an owner."
+    )
     features: tuple[str, ...] = Field(
-        (), description="Features to leave out (-NAME) or to require (+NAME); default: all installed ones."
+        (), description="Features to leave out (-NAME) or to require (+NAME); default: all installed features."
     )
 
     _of_features: dict[type[FeatureSettings], FeatureSettings] = PrivateAttr(default_factory=dict)

@@ -12,12 +12,13 @@ class ExecutorsSettings(FeatureSettings, feature="executors"):
         16,
         ge=1,
         le=1024,
-        description="Maximum number of processes for toolpacks' code per worker, beside twelve for quick functions.",
+        description="Maximum number of executors (processes for toolpacks' code) per worker, besides twelve for quick "
+        "functions.",
     )
     memory_bytes: int = Field(
-        0, ge=0, le=2**60, description="Maximum memory of such a process beyond its memory at the start; 0: no limit."
+        0, ge=0, le=2**60, description="Maximum memory of an executor beyond its memory at the start; 0: no limit."
     )
-    calls: int = Field(0, ge=0, description="Number of calls after which such a process is replaced; 0: never.")
+    calls: int = Field(0, ge=0, description="Number of calls after which an executor is replaced; 0: never.")
     sandbox: tuple[Literal["files", "network"], ...] = Field(
-        (), description="Resources that such a process can't reach: files, network, or both."
+        (), description="Resources that an executor can't reach: files, network, or both."
     )
