@@ -222,6 +222,55 @@ def test_participants_act_at_their_addresses():
             session.participant("judge")
 
 
+class Town(TaskEnvironment):
+    parcels: dict[str, str] = {}
+
+
+Parcels = Annotated[dict[str, str], Depends("parcels")]
+
+
+def test_events_happen_in_a_session():
+    town = Toolpack("town", Town, begins="2026-03-02T09:00:00Z", step_seconds=60)
+
+    @town.function
+    def order(parcels: Parcels, what: str) -> str:
+        """Order something.
+
+        :param what: What to order.
+        """
+        if what in parcels:
+            raise KeyError(what)
+        parcels[what] = "ordered"
+        return what
+
+    @town.event(call="order", by="agent", delay="10m", args={"what": {"$get": "/result"}}, notice="The bell rings.")
+    def courier_comes(parcels: Parcels, what: str) -> None:
+        """Bring a parcel.
+
+        :param what: What is in it.
+        """
+        parcels[what] = "here"
+
+    @town.event(call="order", where={"/error": {"exists": True}})
+    def complaint(parcels: Parcels) -> None:
+        """Note a failed order."""
+        parcels["complaint"] = "written"
+
+    with Session(town) as session:
+        session.run("order", what="ink")
+        assert session.run("wait", seconds=3600)["news"] == []
+        session.participant().run("order", what="pen")
+        assert session.run("wait")["news"] == ["The bell rings."]
+        assert session.environment.parcels == {"ink": "ordered", "pen": "here"}
+        (fork,) = session.fork()
+        assert fork.environment.parcels == {"ink": "ordered", "pen": "here"}
+        with pytest.raises(KeyError, match="ink"):
+            session.run("order", what="ink")
+        assert session.environment.parcels["complaint"] == "written"
+        with pytest.raises(ToolNotFoundError):
+            session.participant().run("courier_comes", what="pen")
+
+
 def test_a_script_imports_a_toolpack_of_a_folder(tmp_path):
     (tmp_path / "packs").mkdir()
     (tmp_path / "packs" / "plus.py").write_text("from toolpack_server import Toolpack\ntoolpack = Toolpack('plus')\n")

@@ -101,6 +101,31 @@ def test_call_runs_a_function_locally_and_prints_its_result(arguments, printed):
     assert json.loads(result.stdout) == printed
 
 
+def test_call_acts_as_the_agent(tmp_path):
+    (tmp_path / "town.py").write_text(
+        """
+from toolpack_server import Toolpack
+
+toolpack = Toolpack("town")
+
+
+@toolpack.function
+def knock() -> str:
+    \"\"\"Knock at the door.\"\"\"
+    return "knocked"
+
+
+toolpack.add_event(name="open", call="knock", by="agent", notice="The door opens.")
+"""
+    )
+    for flags, news in ([], []), (["--as-agent"], ["The door opens."]):
+        result = invoke("call", "--pack-dir", str(tmp_path), *flags, "knock", "--", "wait")
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout.removeprefix('"knocked"\n'))["news"] == news
+    result = invoke("call", *FIXTURES, "--as-agent", "take_gold", "amount=1")
+    assert json.loads(result.stdout) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

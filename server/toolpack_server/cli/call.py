@@ -51,6 +51,7 @@ class _Steps(click.Command):
 @click.option(
     "--option", "options", multiple=True, metavar="TOOLPACK.NAME=VALUE", help="Option of the new session's toolpack."
 )
+@click.option("--as-agent", is_flag=True, help="Call at the agent's address, with the agent's rights.")
 @click.argument("function")
 @click.argument("arguments", metavar="[NAME=VALUE]... [-- FUNCTION [NAME=VALUE]...]...", nargs=-1)
 @click.pass_context
@@ -62,6 +63,7 @@ def call(
     token: str | None,
     session: str | None,
     options: tuple[str, ...],
+    as_agent: bool,
     function: str,
     arguments: tuple[str, ...],
 ) -> None:
@@ -79,14 +81,18 @@ def call(
     details: list[str] = []
     send = remote(url, token) if url else _in_process(pack_dir, packs, details)
     try:
-        asyncio.run(_run(send, session, pack_options, steps))
+        asyncio.run(_run(send, session, pack_options, steps, as_agent=as_agent))
     except CallError as error:
         echo(*("\n".join(details) or str(error)).split("\n"), err=True)  # details include the error
         sys.exit(1)
 
 
-async def _run(send: Send, session: str | None, options: dict[str, dict[str, str]], steps: list[Step]) -> None:
+async def _run(
+    send: Send, session: str | None, options: dict[str, dict[str, str]], steps: list[Step], *, as_agent: bool
+) -> None:
     """Run the steps in a session, or in a new one that is closed afterwards, and print the results.
+
+    With `as_agent` the calls go to the agent's address, so rules for the agent's calls apply to them.
 
     Raises:
         CallError: A function failed. The steps after it don't run.
@@ -97,10 +103,13 @@ async def _run(send: Send, session: str | None, options: dict[str, dict[str, str
         session_id, listed = session, (await send("list_functions", {"session_id": session}))["result"]
     schemas = {each["name"]: each["parameters"] for each in listed}
     try:
+        agent_path = (await send("get_session", {"session_id": session_id}))["agent_path"] if as_agent else None
         for function, texts in steps:
             kwargs = values(texts, schemas.get(function, {}))
-            call = {"session_id": session_id, "function": function, "kwargs": kwargs}
-            envelope = await send("run_function", call)
+            call = {"function": function, "kwargs": kwargs}
+            if agent_path is None:
+                call["session_id"] = session_id
+            envelope = await send("run_function", call, agent_path)
             if envelope["error"] is not None:
                 raise CallError(envelope["error"])
             echo(*json.dumps(envelope["result"], indent=2, ensure_ascii=False).split("\n"))

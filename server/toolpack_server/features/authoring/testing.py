@@ -169,10 +169,13 @@ class Session(_FunctionCaller):
     def environment(self) -> Any:
         """The environment of the session's only toolpack. It is a copy; changing it doesn't change the session.
 
+        The toolpack `world`, which the server adds to a session with events, doesn't count.
+
         Raises:
             ValueError: The session has several toolpacks.
         """
-        environments = self.environments
+        added = self._server.added
+        environments = {name: value for name, value in self.environments.items() if name not in added}
         if len(environments) != 1:
             raise ValueError(f"The session has {len(environments)} toolpacks: use `environments[name]`.")
         return next(iter(environments.values()))
@@ -255,6 +258,8 @@ class _Server:
     def __init__(self, toolpacks: Sequence[Toolpack]) -> None:
         self.closed = False
         self.catalog = _catalog(tuple(toolpacks))
+        # The toolpacks that the server adds, such as `world` for sessions with events.
+        self.added = self.catalog.toolpacks.keys() - {pack.name for pack in toolpacks}
         self._failure: CallFailure | None = None  # the failure of the last call
         settings: dict[str, Any] = {**_SETTINGS}
         self._service = Service(
@@ -324,7 +329,8 @@ def _catalog(toolpacks: tuple[Toolpack, ...]) -> Catalog:
     Raises:
         RegistrationError: A toolpack has a problem.
     """
-    catalog = Catalog({pack.name: pack for pack in toolpacks})
+    companions = {companion.name: companion for pack in toolpacks for companion in pack.companions}
+    catalog = Catalog({**companions, **{pack.name: pack for pack in toolpacks}})
     for pack in toolpacks:
         problem = initial_problem(pack, catalog)
         if problem is not None:
