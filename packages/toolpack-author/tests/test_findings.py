@@ -11,13 +11,13 @@ def verdict(reward):
     return {"reward": reward, "passed": reward >= 1, "checks": []}
 
 
-def kinds_of(*results, changing=(0,), says=True):
+def kinds_of(*results, changing=(0,), says=True, nop_reward=0.0):
     """Return the kinds and levels of the findings about attempts. An attempt is a pair of its kind and its reward."""
     attempts = [
         AttemptResult(Attempt(kind, 1, (), "", f"try {at}"), verdict(r)) for at, (kind, r) in enumerate(results)
     ]
     call = ("pay", {"amount": 1}, "agent")
-    task = AuditedTask((call,), changing, says, False, verdict(0.0), verdict(1.0), attempts)
+    task = AuditedTask((call,), changing, says, False, verdict(nop_reward), verdict(1.0), attempts)
     return [(finding.kind, finding.level) for finding in findings(task)]
 
 
@@ -38,3 +38,8 @@ def test_reward_must_be_between_0_and_1(reward, outside):
 @pytest.mark.parametrize(("agents", "level"), [(1, "weakness"), (2, "fault")])
 def test_one_lucky_random_agent_is_only_a_weakness(agents, level):
     assert kinds_of(*[("random", 1)] * agents) == [("no-work", level)]
+
+
+@pytest.mark.parametrize(("nop_reward", "rewarded"), [(0, False), (-0.5, False), (0.2, True)])
+def test_doing_nothing_earns_no_partial_reward(nop_reward, rewarded):
+    assert (("nothing-rewarded", "weakness") in kinds_of(nop_reward=nop_reward)) is rewarded

@@ -246,11 +246,15 @@ def never_failing(audited: AuditedTask) -> list[str]:
 
 
 def _checks(audited: AuditedTask) -> Iterator[AuditFinding]:
-    """Yield checks that never fail, and rewards outside of their range."""
+    """Yield checks that never fail, a reward for doing nothing, and rewards outside of their range."""
     for name in never_failing(audited):
         if name not in audited.guards:
             text = f"no attempt fails the check {name!r}: find out why before you delete it"
             yield AuditFinding("dead-check", False, text, about=name)
+    nop_reward = audited.nop_verdict["reward"]
+    if nop_reward > 0 and not audited.nop_verdict["passed"]:
+        text = f"doing nothing earns the reward {nop_reward:g}: count only what the agent changed"
+        yield AuditFinding("nothing-rewarded", False, text)
     for result in audited.results:
         reward = (result.verdict and result.verdict["reward"]) or 0
         if not 0 <= reward <= 1:
