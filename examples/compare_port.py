@@ -3,9 +3,9 @@
 `python examples/compare_port.py http://127.0.0.1:8000 notes _notebook:Notebook --path packs` plays sessions of the
 toolpack `notes` as an agent does, and makes the same calls on instances of the class `Notebook`. The original is a
 callable that returns an object. The object has a method for each function, with the same name. After each call, the
-results (as JSON) or the classes of the exceptions must be equal. At the end, each field of the environment must equal
-the object's attribute of the same name, if there is one. At the first difference, the program prints it with all calls
-before it, and exits with status 1.
+results (as JSON) or the classes of the exceptions must be equal. At the end of a session, each field of the environment
+must equal the object's attribute of the same name, if there is one with a JSON form. At the first difference, the
+program prints it with all calls before it, and exits with status 1.
 """
 
 import argparse
@@ -60,6 +60,14 @@ def leaves(value: Any) -> list[Any]:
     return [value] if members is None else [leaf for member in members for leaf in leaves(member)]
 
 
+def json_of(value: Any) -> Any:
+    """Return a value as JSON, or `MISSING` if it has no JSON form."""
+    try:
+        return to_jsonable_python(value)
+    except ValueError:  # an object of another class, or a circular reference
+        return MISSING
+
+
 def call_original(original: Any, name: str, kwargs: dict[str, Any]) -> tuple[Any, str | None]:
     """Call a method of the original. Return its result as JSON, or the name of its exception's class."""
     try:
@@ -92,8 +100,8 @@ def play(client: Client, url: str, toolpack: str, original: Any, calls: int, dra
     fields = client.get_environment(session["session_id"])[toolpack]
     client.close_session(session["session_id"])
     for name, field in fields.items():
-        attribute = to_jsonable_python(getattr(original, name, MISSING), fallback=lambda _: MISSING)
-        if MISSING not in leaves(attribute) and attribute != field:
+        attribute = json_of(getattr(original, name, MISSING))
+        if attribute is not MISSING and attribute != field:
             return "\n".join([*log, f"original.{name}: {attribute}", f"port:     {field}"])
     return None
 

@@ -297,6 +297,7 @@ def test_write_a_package(folder):
 WORLDS, PORT = "docs/write/worlds.md", "docs/write/port.md"
 LESSONS = ("Plain functions", "An environment", "Test a toolpack")
 PORTS = ("Port a collection", "Functions from JSON Schemas")
+COMPARE = "Compare a port with its original"
 
 
 def work_through(page, headings, folder):
@@ -329,6 +330,33 @@ def test_how_to_port(folder):
     command = re.search(r"`(\S+pytest --pack-dir packs tests)`", section(PORT, "Port a collection"))[1]
     (printed,) = run_console([(command, "")], folder)
     assert "1 passed" in printed
+    assert compared_port(folder, "notes") == blocks(PORT, COMPARE, "console")
+
+
+def compared_port(folder, toolpack, original="_notebook:Notebook"):
+    """Serve the folder's toolpacks and compare one with its original. Return the console blocks that show this."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    (line,), (block,) = (blocks(PORT, COMPARE, language) for language in ("sh", "console"))
+    ((command, _),) = commands_and_outputs(block)
+    command = command.replace(" notes _notebook:Notebook ", f" {toolpack} {original} ")
+    with serving(line.strip(), folder) as banner:
+        (printed,) = run_console([(command, "")], folder, port_of(banner))
+    return [f"$ {command}\n{printed}"]
+
+
+def test_langchain_tools(folder):
+    pytest.importorskip("langchain_core")
+    work_through(PORT, ["LangChain tools"], folder)
+    (create,) = blocks(PORT, COMPARE, "python")
+    (folder / "packs" / "_original.py").write_text(create)
+    (block,) = compared_port(folder, "jotter", "_original:create")
+    assert block.endswith("\n20 sessions of 30 calls: no difference.\n")
+
+
+def test_routes_of_a_web_application(folder):
+    pytest.importorskip("fastapi")
+    pytest.importorskip("sqlalchemy")
+    work_through(PORT, ["Port a web application"], folder)
 
 
 def test_toolpacks_with_databases_and_files(folder):
@@ -715,6 +743,9 @@ RUN = {
     *(("docs/write/toolpacks.md", heading) for heading in LESSONS),
     (WORLDS, "Classes as environments"),
     *((PORT, heading) for heading in PORTS),
+    (PORT, COMPARE),
+    (PORT, "LangChain tools"),  # if its packages are installed
+    (PORT, "Port a web application"),  # likewise
     ("docs/write/toolpacks.md", "Find mistakes"),
     (WORLDS, "Packages"),
     (PORT_SKILL, "2. Write the toolpack"),
@@ -740,6 +771,7 @@ NOT_RUN = {
     ("docs/operate/telemetry.md", "Try it"),
 }
 ONLY_SHOWN = {  # text that no program reads: maps, and the output of a server after 2,000 calls
+    (PORT, COMPARE),  # the output for a port with a mistake
     ("docs/internals/develop.md", "Where things are"),
     ("docs/internals/develop.md", "How one request travels"),
     ("docs/operate/operate.md", "Metrics"),

@@ -222,7 +222,7 @@ def test_participants_act_at_their_addresses():
             session.participant("judge")
 
 
-class Town(TaskEnvironment):
+class Town(BaseModel):
     parcels: dict[str, str] = {}
 
 
