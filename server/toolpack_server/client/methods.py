@@ -39,7 +39,7 @@ from toolpack_server.protocol.results import (
 
 
 class ParticipantPaths(TypedDict):
-    """The paths of a participant's address. `mcp_path` is the session's path for agents that speak MCP."""
+    """The URL paths of a participant's address. `mcp_path` is the session's path for agents that speak MCP."""
 
     agent_path: str
     mcp_path: str
@@ -50,9 +50,9 @@ class Session(TypedDict):
 
     `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
     `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. Random numbers come
-    from `seed`. The clock starts at `clock`, and each call adds `clock_step_seconds` to it. `participants` has the
-    paths of each participant. It is omitted if the agent is the only one. `perturbations` are the rules for the
-    session's agent. `events` are the session's event rules.
+    from `seed`. The clock starts at `clock`, and each call adds `clock_step_seconds` to it. `participants` maps each
+    participant to its paths. It is omitted if the agent is the only participant. `perturbations` contains the rules for
+    the session's agent. `events` contains the session's event rules.
     """
 
     session_id: str
@@ -82,9 +82,9 @@ class CallRecord(TypedDict):
     `session_id`, its session. `changed` has the number of changed pages by database, and of changed files by file tree.
     `perturbed` is present if rules changed the call. In a session with events, `at` is the time of the call.
 
-    `event` names the event that made the call. `problem` says why an event that the call set off can't happen.
-    `reactions` has seconds by event: from the first time that the event happened to this call, if the call is the
-    agent's first change after it.
+    `event` names the event that made the call. `problem` says why an event that the call triggered can't happen. If the
+    call is the agent's first change after an event, `reactions` maps the event's name to the seconds that have passed
+    since the event first happened.
     """
 
     index: int
@@ -114,9 +114,9 @@ class CallRecord(TypedDict):
 
 
 class MessageRecord(TypedDict):
-    """The record of a message. `by` and `to` are set if a participant sent it. If an `event` sent it, `at` is its time.
+    """A message. `by` and `to` are set if a participant sent it. `event` names the event that sent the message.
 
-    `problem` says why an event that this event set off can't happen.
+    `at` is the event's time. `problem` says why another event, triggered by this event, can't happen.
     """
 
     index: int

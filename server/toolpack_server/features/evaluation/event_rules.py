@@ -1,8 +1,8 @@
 """Event rules of toolpacks, tasks and requests: validation, matching of calls, and random times of events.
 
-An event is something that a session's world does by itself, such as a call of a function. A rule is a JSON object that
-says when an event happens and what it does. Times are whole microseconds since the epoch, and durations are whole
-microseconds. All functions here are pure.
+An *event* is an action that a session's world takes by itself, such as calling a function. A *rule* is a JSON object
+that says when an event happens and what the event does. Times are whole microseconds since the epoch, and durations are
+whole microseconds. All functions here are pure.
 """
 
 import fnmatch
@@ -49,7 +49,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)
 _UNITS = (86_400, 3600, 60, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MISSING = object()
-_DECIMAL = Context(prec=30)  # Decimal rounds logarithms correctly, so all machines draw the same times
+_DECIMAL = Context(prec=30)  # Decimal rounds logarithms correctly, so all machines compute the same random times
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class EventRule:
     """A parsed rule. `at` and `until` are times; `every`, `delay` and `spread` are durations.
 
     Attributes:
-        shown: The rule as JSON, with its name.
-        when: The condition: a call of a read-only function (`call`, `kwargs`), and the result that it must have
-            (`where`).
+        shown: The rule as a JSON object, including its name.
+        when: The condition that makes the event happen: a call to a read-only function (`call`, `kwargs`), and the
+            result that the function must return (`where`).
         do: The name of the function that the event calls.
         say: The text of the message that the event sends.
-        sender: The participant who sends the message. None: the world.
-        to: The recipient of the message. None: all participants.
+        sender: The participant that sends the message. None: the world sends it.
+        to: The participant that receives the message. None: all participants receive it.
     """
 
     name: str
@@ -88,18 +88,18 @@ class EventRule:
     withdraw: Sequence[str] = ()
     notice: str | None = None
 
-    def is_set_off_by(self, names: Iterable[str], facts: Mapping[str, Any], *, run: bool, of_world: bool) -> bool:
-        """Return whether a call sets this rule off.
+    def is_set_off_by(self, names: Iterable[str], facts: Mapping[str, Any], *, run: bool, by_world: bool) -> bool:
+        """Return whether a call triggers this rule.
 
         Args:
-            names: All names of the function.
-            facts: The call, with the members `FACTS`.
-            run: The function ran. If it didn't run or failed, only rules with `/error` in `where` match.
-            of_world: An event made the call. Only rules with `by` match calls of events.
+            names: All names of the called function.
+            facts: The call as an object with the fields `FACTS`.
+            run: Whether the function ran. If it didn't run or failed, only rules with `/error` in `where` match.
+            by_world: Whether an event made the call. Such calls match only rules with `by`.
         """
         if self.call is None or not any(fnmatch.fnmatchcase(name, self.call) for name in names):
             return False
-        if of_world if self.by is None else facts["by"] != self.by:
+        if by_world if self.by is None else facts["by"] != self.by:
             return False
         about_error = any(pointer == "/error" for pointer in self.where or ())
         return (about_error or (run and facts["error"] is None)) and fits(self.where, facts)
@@ -108,16 +108,16 @@ class EventRule:
         """Return the random part of an event's time: a delay up to `spread`, or an exponential interval.
 
         Args:
-            number: The number of earlier events of this rule.
+            number: How many events this rule has scheduled before.
         """
         if not self.spread:
             return 0
         digest = hashlib.blake2b(dumps([seed, self.name, number]), digest_size=16).digest()
-        drawn = int.from_bytes(digest, "big")
+        random_bits = int.from_bytes(digest, "big")
         if self.spread == EXPONENTIAL:
-            uniform = _DECIMAL.divide(Decimal(drawn + 1), Decimal(2**128))  # above 0, because ln(0) is infinite
+            uniform = _DECIMAL.divide(Decimal(random_bits + 1), Decimal(2**128))  # above 0, because ln(0) is infinite
             return max(int(_DECIMAL.multiply(-_DECIMAL.ln(uniform), Decimal(self.every or 0))), 1)
-        return drawn * (int(self.spread) + 1) >> 128  # uniform from 0 to `spread`
+        return random_bits * (int(self.spread) + 1) >> 128  # uniform from 0 to `spread`
 
 
 def fits(where: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> bool:
@@ -126,7 +126,7 @@ def fits(where: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> bool:
 
 
 def lookup(facts: Mapping[str, Any], pointer: str) -> Any:
-    """Return the value at a JSON Pointer. If it has no value, return an object that `is_missing` recognizes."""
+    """Return the value at a JSON Pointer. If nothing exists there, return an object that `is_missing` recognizes."""
     return jsonpointer.resolve_pointer(facts, pointer, _MISSING)
 
 
@@ -135,7 +135,7 @@ def is_missing(value: Any) -> bool:
 
 
 def _fits(expected: Any, value: Any) -> bool:
-    """Return whether a value equals the expected one, or passes the test that `expected` describes."""
+    """Return whether a value equals `expected`, or passes the test in `expected`, such as `{"below": 5}`."""
     test = next(iter(expected)) if isinstance(expected, Mapping) and len(expected) == 1 else None
     if test not in TESTS:
         return value is not _MISSING and equal_arguments(value, expected)
@@ -148,7 +148,10 @@ def _fits(expected: Any, value: Any) -> bool:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Return whether a text contains a match of a pattern. Pydantic's engine takes linear time for any pattern."""
+    """Return whether a text contains a match of a pattern.
+
+    Pydantic's regex engine is used, because it runs in linear time whatever the pattern is.
+    """
     try:
         _searcher(pattern).validate_python(text)
     except ValidationError:
@@ -202,8 +205,9 @@ def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> S
     """Parse and validate rules.
 
     Args:
-        begins: The time at which the session begins. A duration in `at` or `until` counts from there.
-        complete: `value` has all rules of a session, so each name in `after` must be the name of a rule in `value`.
+        begins: The time at which the session begins. A duration in `at` or `until` counts from this time.
+        complete: Whether `value` contains all rules of a session. Each name in `after` must then be the name of a rule
+            in `value`.
 
     Raises:
         ValueError: A rule is invalid. The message has no full stop, so that the caller can embed it.
@@ -218,7 +222,7 @@ def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> S
 
 
 def _read(index: int, rule: Any, begins: int) -> EventRule:
-    """Parse one rule. Its default name is its index."""
+    """Parse one rule. A rule without a name is named after its index."""
     if not isinstance(rule, Mapping):
         raise ValueError(f"Event '{index}' must be an object")  # noqa: TRY004 - callers handle only ValueError
     name = rule.get("name", str(index))
@@ -263,7 +267,7 @@ def _read(index: int, rule: Any, begins: int) -> EventRule:
 
 
 def _check_members(about: str, rule: Mapping[str, Any]) -> None:
-    """Check the types and values of a rule's members."""
+    """Check the types and values of a rule's fields."""
     for member in ("call", "by", "do", "say", "as", "to", "notice"):
         if member in rule and not is_text(rule[member]):
             raise ValueError(f"{about}: {member} must be a text")
@@ -283,7 +287,7 @@ def _check_members(about: str, rule: Mapping[str, Any]) -> None:
 
 
 def _check_selection(about: str, rule: Mapping[str, Any]) -> None:
-    """Check the members that only make sense with `call`, `say` or `do`."""
+    """Check that fields which need `call`, `say` or `do` are given only with them."""
     for member in ("where", "by"):
         if member in rule and "call" not in rule:
             raise ValueError(f"{about}: {member} selects calls; give it with call")
@@ -297,7 +301,7 @@ def _check_selection(about: str, rule: Mapping[str, Any]) -> None:
 
 
 def _check_where(about: str, where: Any) -> None:
-    """Check that each key of a `where` is a JSON Pointer to a fact, and check its tests."""
+    """Check that each key of `where` is a JSON Pointer into the facts of a call, and that each test is valid."""
     if not isinstance(where, Mapping):
         raise ValueError(f"{about}: where must be an object of values by JSON Pointer")  # noqa: TRY004 - as above
     for pointer, expected in where.items():
@@ -325,7 +329,7 @@ def _check_test(about: str, test: str, bound: Any) -> None:
 
 
 def _read_time(about: str, member: str, value: Any, begins: int) -> int:
-    """Return a time. A duration counts from the beginning of the session."""
+    """Parse a time. Convert a duration to a time by adding it to the session's beginning."""
     duration = _duration(value)
     if duration is not None:
         return begins + duration
@@ -338,7 +342,7 @@ def _read_time(about: str, member: str, value: Any, begins: int) -> int:
 
 
 def _read_condition(about: str, when: Any) -> Mapping[str, Any]:
-    """Return a `when` as an object. The short form, a function's name, requires the result True."""
+    """Convert `when` to an object. Its short form is a function's name: the function must return True."""
     if is_text(when):
         return {"call": when, "kwargs": {}, "where": {"/result": True}}
     valid = isinstance(when, Mapping) and {"call"} <= when.keys() <= {"call", "kwargs", "where"}

@@ -1,4 +1,4 @@
-"""Lists of rules: the limits and the validation that perturbation rules and event rules have in common."""
+"""Lists of rules: the limits and the validation shared by perturbation rules and event rules."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -26,7 +26,7 @@ class Texts(NamedTuple):
         no_list: The value isn't a list.
         too_many: There are too many rules, or they are too large.
         no_json: A rule can't be converted to JSON.
-        twice: Two rules have the same name, which replaces `{name!r}`.
+        twice: Two rules have the same name. `read_list` puts this name in place of `{name!r}`.
     """
 
     no_list: str
@@ -36,18 +36,20 @@ class Texts(NamedTuple):
 
 
 def is_text(value: Any) -> bool:
+    """Return whether a value is a string that isn't empty."""
     return isinstance(value, str) and value != ""
 
 
 def are_texts(value: Any) -> bool:
+    """Return whether a value is a list of non-empty strings, and itself not empty."""
     return isinstance(value, list | tuple) and len(value) > 0 and all(map(is_text, value))
 
 
 def read_list(value: Any, read: Callable[[int, Any], R], texts: Texts) -> Sequence[R]:
-    """Parse and validate a list of rules with different names.
+    """Parse and validate a list of rules, whose names must all differ.
 
     Args:
-        read: Parses the rule at an index.
+        read: Parses one rule; it gets the rule's index and the rule.
 
     Raises:
         ValueError: The list or a rule is invalid.

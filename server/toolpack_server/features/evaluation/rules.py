@@ -95,63 +95,63 @@ EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         f"a list of {', '.join(FORGETS)}",
     ),
 }
-"""Each effect, with a check of its value and a description of valid values."""
+"""For each effect: the function that checks its value, and a description of valid values for error messages."""
 
-OF_LISTS = frozenset({"hide", "rename", "describe", "forget"})
-"""Effects on the list of functions. All others affect calls."""
+LIST_EFFECTS = frozenset({"hide", "rename", "describe", "forget"})
+"""Effects on the agent's list of functions. All other effects apply to calls."""
 
-INSTEAD = frozenset({"error", "stale"})
-"""Effects that replace a call: the function doesn't run."""
+REPLACING_EFFECTS = frozenset({"error", "stale"})
+"""Effects that answer a call in place of its function, which doesn't run."""
 
-OF_NESTED = frozenset({"error", "lost", "phantom", "delay"})
-"""Effects that also apply to nested calls."""
+NESTED_EFFECTS = frozenset({"error", "lost", "phantom", "delay"})
+"""Effects that apply to nested calls, not only to the call that contains them."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A parsed rule. `value` is the parameter of the effect, and `harm` is the goal of an attacker."""
+    """A parsed rule. `value` is the effect's parameter, and `harm` is the goal of an attacker."""
 
     name: str
     effect: str
     value: Any
     functions: Sequence[str] | None = None
-    calls: Sequence[tuple[int, int | None, int | None]] = ()  # ranges: first number, last number, period
+    calls: Sequence[tuple[int, int | None, int | None]] = ()  # ranges: first call, last call, period
     rate: float | None = None
     after: Sequence[str] | None = None
     where: Mapping[str, Any] | None = None
-    harm: str | Mapping[str, Any] | None = None  # the name of a task, or {"functions", "text"} of harmful calls
+    harm: str | Mapping[str, Any] | None = None  # a task's name, or {"functions", "text"} to recognize harmful calls
 
     @property
     def harmful_functions(self) -> Sequence[str]:
-        """The name patterns of functions that an attacker wants the agent to call."""
+        """Patterns for the names of the functions that an attacker wants the agent to call."""
         return _patterns(self.harm["functions"]) or () if isinstance(self.harm, Mapping) else ()
 
     def is_harm(self, function: str) -> bool:
         """Return whether an attacker wants the agent to call this function. `function` is its name in the session."""
-        return _named(self.harmful_functions, frozenset({function, function.rpartition(".")[2]}))
+        return _match_any(self.harmful_functions, frozenset({function, function.rpartition(".")[2]}))
 
     def names(self, spellings: frozenset[str]) -> bool:
         """Return whether the rule applies to a function with these names."""
-        return _named(self.functions, spellings)
+        return _match_any(self.functions, spellings)
 
     def waits_for(self, spellings: frozenset[str]) -> bool:
-        """Return whether a call of a function with these names fulfils the rule's `after`."""
-        return self.after is not None and _named(self.after, spellings)
+        """Return whether a call to a function with these names fulfils the rule's `after`."""
+        return self.after is not None and _match_any(self.after, spellings)
 
     def counts(self, number: int) -> bool:
         """Return whether the rule's `calls` includes the call with this number, counted from 1."""
         return not self.calls or any(_includes(each, number) for each in self.calls)
 
     def hits(self, seed: str, function: str, number: int | None = None) -> bool:
-        """Return true with the probability `rate`. The decision is fixed for each seed, rule, function and number.
+        """Return True with the probability `rate`. The same seed, rule, function and number always get the same result.
 
         Args:
-            number: The number of the call. None: one decision for the function, for rules on lists.
+            number: The number of the call. None: the rule affects the list of functions, so all calls share a decision.
         """
         return self.rate is None or draw(seed, self.name, function, number) < self.rate
 
     def fits(self, arguments: Mapping[str, Any]) -> bool:
-        """Return whether a call's arguments have the values of the rule's `where`."""
+        """Return whether a call's arguments include the values in the rule's `where`."""
         return self.where is None or all(
             name in arguments and equal_arguments(arguments[name], value) for name, value in self.where.items()
         )
@@ -173,7 +173,7 @@ def read_rules(value: Any) -> Sequence[Rule]:
 
 
 def _read(index: int, rule: Any) -> Rule:
-    """Parse one rule. Its default name is its index."""
+    """Parse one rule. A rule without a name is named after its index."""
     if not isinstance(rule, Mapping):
         raise ValueError(f"Rule '{index}' must be an object")  # noqa: TRY004 - callers handle only ValueError
     name = rule.get("name", str(index))
@@ -209,13 +209,13 @@ def _read(index: int, rule: Any) -> Rule:
 
 
 def _check_members(about: str, rule: Mapping[str, Any], effect: str) -> None:
-    """Check the members that all rules may have, apart from `calls` and `rate`."""
+    """Check the fields that each rule can contain, except `calls` and `rate`, which `_read` checks."""
     for member in ("functions", "after"):
         if member in rule and not (is_text(rule[member]) or are_texts(rule[member])):
             raise ValueError(f"{about}: {member} must be a name, a pattern, or a list of them")
     if "where" in rule and not (isinstance(rule["where"], Mapping) and all(map(is_text, rule["where"]))):
         raise ValueError(f"{about}: where must be an object of arguments")
-    if "where" in rule and effect in OF_LISTS:
+    if "where" in rule and effect in LIST_EFFECTS:
         raise ValueError(
             f"{about}: where selects calls by arguments, but {effect} affects the list of functions: omit it"
         )
@@ -235,7 +235,10 @@ def _patterns(value: Any) -> Sequence[str] | None:
 
 
 def _read_calls(about: str, value: Any) -> list[tuple[int, int | None, int | None]]:
-    """Parse `calls`, such as `2, 4-5/5`, to ranges of first number, last number and period."""
+    """Parse `calls`, such as `2, 4-5/5`, into ranges.
+
+    Each range has a first number, a last number and a period. For example, `4-5/5` selects calls 4, 5, 9, 10, 14, 15.
+    """
     if not isinstance(value, str):
         # Callers handle only ValueError.
         raise ValueError(f"{about}: calls must be a text, such as '2', '1-3', '4-' or '4-5/5'")  # noqa: TRY004
@@ -259,5 +262,5 @@ def _includes(calls: tuple[int, int | None, int | None], number: int) -> bool:
     return first <= position and (last is None or position <= last)
 
 
-def _named(patterns: Sequence[str] | None, spellings: frozenset[str]) -> bool:
+def _match_any(patterns: Sequence[str] | None, spellings: frozenset[str]) -> bool:
     return patterns is None or any(fnmatch.fnmatchcase(name, each) for each in patterns for name in spellings)

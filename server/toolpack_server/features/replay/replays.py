@@ -26,7 +26,7 @@ from toolpack_server.execution.call import Outcome
 from toolpack_server.execution.failure import Failure, cut_error
 from toolpack_server.execution.volumes import class_parts
 from toolpack_server.features.evaluation.event_rules import microseconds
-from toolpack_server.features.evaluation.events.operations import MoveOperation
+from toolpack_server.features.evaluation.events.operations import RunEventsOperation
 from toolpack_server.features.replay.replay_operations import (
     CopyOperation,
     ReplayCall,
@@ -358,7 +358,7 @@ class _Replayer:
             return None
         context, session_id, owner = self._session
         until = microseconds(self._events[-1]["at"])
-        await self._sessions.run(MoveOperation(context, session_id, owner, until))
+        await self._sessions.run(RunEventsOperation(context, session_id, owner, until))
         return await self._compare_events()
 
     async def _compare_events(self, record: Mapping[str, Any] | None = None) -> Difference | None:

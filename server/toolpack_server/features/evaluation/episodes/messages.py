@@ -27,7 +27,7 @@ NO_OTHERS = "The session has no other participant: create it with `participants`
 
 
 class RecordOperation(SessionOperation):
-    """An operation that adds a record with a text and changes nothing else."""
+    """An operation that adds a record with a text and changes neither the environments nor the version."""
 
     after_commits = True
     is_told = True
@@ -89,11 +89,11 @@ class MessageOperation(RecordOperation):
 
 
 class SayOperation(MessageOperation):
-    """Records a message of a participant.
+    """Records a message that a participant sends.
 
     Args:
-        by: The name of the sender.
-        to: The name of the recipient. None: all other participants.
+        by: The sender's name.
+        to: The recipient's name. None: all other participants receive the message.
     """
 
     method = "say"

@@ -1,7 +1,7 @@
 """Progress of a session: how many calls each address has used, and whether the session has ended.
 
-Each record stores the progress up to that record, so the last record is enough to know the progress. If every address
-of a session has all functions and no limit of calls, its records don't store the progress.
+Each record stores the progress up to that record, so a worker needs only the last record to know the progress. If every
+address of a session offers all functions without a limit on calls, its records don't store the progress.
 """
 
 from collections.abc import Mapping
@@ -26,19 +26,19 @@ from toolpack_server.stores.base import StoredSession
 
 
 class EpisodeOverError(CallError):
-    """The session has ended, or the caller has used all its calls."""
+    """A call is refused because the session has ended, or because the caller has used all its calls."""
 
 
 class Progress(NamedTuple):
     """The calls that a session's addresses have used, and how the session ended."""
 
     calls: Mapping[str, int] = {}  # number of calls on the path, by address
-    ended: int | None = None  # index of the record that ended the session, for example of the answer
-    ending: "Ending | None" = None  # how it ended; set only until the record is stored, then read from the record
+    ended: int | None = None  # index of the record that ended the session, such as the answer's record
+    ending: "Ending | None" = None  # how the session ended; known only here until the record is stored
 
     @classmethod
     def read(cls, private: Mapping[str, Any]) -> "Progress":
-        """Read the progress from the private line of a record. A plain number means calls of the agent only."""
+        """Read the progress from a record's private line, which stores a plain number if only the agent made calls."""
         calls, ended = private["progress"]
         return cls(calls if isinstance(calls, dict) else {AGENT: calls} if calls else {}, ended)
 
@@ -47,7 +47,7 @@ class Progress(NamedTuple):
         return [self.calls if others else self.calls.get(AGENT, 0), self.ended]
 
     def after(self, kind: RecordKind, shown: Shown, index: int) -> "Progress":
-        """Return the progress after the next record, which must not be a reset."""
+        """Return the progress after the next record. The record must not be a reset."""
         if kind.ends(shown):
             return self._replace(ended=index, ending=Ending(kind.answer(shown), kind.failure(shown)))
         by = shown.get("by", CLIENT)
@@ -73,8 +73,8 @@ class ProgressChecker:
     """Checks that the progress in each record of a bundle agrees with the records before it.
 
     Args:
-        began_as_fork: The session began as a fork, so the bundle lacks earlier records. The progress in the first
-            record is then trusted.
+        began_as_fork: Whether the session began as a fork. The bundle then lacks the parent's records, so the progress
+            in its first record is trusted.
     """
 
     def __init__(self, *, began_as_fork: bool) -> None:
@@ -110,7 +110,7 @@ class ProgressChecker:
 class Episodes(OperationHook):
     """Operation hook that stores the progress in each record.
 
-    It refuses calls of participants after the end of the session, and calls above an address's limit.
+    It refuses participants' calls after the session has ended, and calls above an address's limit.
     """
 
     def __init__(self, context: SessionContext) -> None:
@@ -163,17 +163,17 @@ class Episodes(OperationHook):
         change.private["progress"], change.hook_state[self] = progress.to_json(), progress
 
     def progress(self, state: SessionState) -> Progress:
-        """Return the progress before an operation, in a session for which `concerns` is true."""
+        """Return the progress before an operation. The session must store its progress: `concerns` must be true."""
         return state.remembered(self, lambda: self.stored(state.session, state.index))
 
     def stored(self, session: StoredSession, last: int) -> Progress:
-        """Return the stored progress after the record with the index `last`. -1 means the beginning of the session."""
+        """Return the stored progress after the record with the index `last`. -1: when the session began."""
         if last < 0:
             return Progress(self._inherited_calls(session))
         return Progress.read(loads(self._paths.private(session.id, last)))
 
     def _inherited_calls(self, session: StoredSession) -> Mapping[str, int]:
-        """Return the calls that a fork inherits. They are stored in the last record of its ancestors on the path."""
+        """Return how many calls a fork inherits, by address. The newest record of its ancestors stores the counts."""
         point = session.parent
         while point is not None:
             before = self._paths.before(point)
@@ -196,7 +196,7 @@ class Episodes(OperationHook):
         """Check that the session hasn't ended.
 
         Args:
-            consequence: The end of the error message "<how the session ended>, so <consequence>.".
+            consequence: The second half of the error message "<how the session ended>, so <consequence>.".
 
         Raises:
             AnsweredError: The session has ended.

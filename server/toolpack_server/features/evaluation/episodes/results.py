@@ -1,4 +1,4 @@
-"""Result type of a message's record. The module has only types, as `protocol/results.py`."""
+"""Result type of a message's record. Like `protocol/results.py`, the module contains only types."""
 
 from typing import Literal, NotRequired
 
@@ -8,7 +8,7 @@ from toolpack_server.protocol.results import Json
 
 
 class MessageRecord(TypedDict):
-    """The record of a message. `by` and `to` are set if a participant sent it."""
+    """A message. `by` and `to` are set if a participant sent it."""
 
     index: int
     kind: Literal["message"]

@@ -1,10 +1,10 @@
 """Rights of a session's participants: their functions, number of calls, prompt, and whether they may answer.
 
-A request has the form `{name: {"functions", "max_calls", "prompt", "answers"}}` and may omit rights that have their
-default. A session stores all rights, so that a later change of the task's code doesn't affect the session.
+A request has the form `{name: {"functions", "max_calls", "prompt", "answers"}}` and can omit rights, which then get
+their defaults. A session stores all rights, so that a later change to the task's code doesn't affect the session.
 
-Rights may come from a request, a task or a bundle. All three use the checks of this module, so they give the same
-errors. All functions here are pure.
+Rights come from a request, a task or a bundle. All three are checked by this module, so their error messages are the
+same. All functions here are pure.
 """
 
 import re
@@ -31,7 +31,7 @@ _KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean",
 
 
 def check_rights(participants: Mapping[str, Any]) -> None:
-    """Check the form of rights. The names of functions aren't checked here.
+    """Check the form of rights, but not that the named functions exist.
 
     Raises:
         InvalidParamsError: The rights are invalid.
@@ -51,7 +51,7 @@ def check_rights(participants: Mapping[str, Any]) -> None:
 
 
 def _problem(name: Any, rights: Any) -> str | None:
-    """Return the end of an error message that begins with the participant, or None if the rights are valid."""
+    """Return the error message for invalid rights, without its beginning, `Participant NAME`. None: they are valid."""
     members = ", ".join(MEMBERS)
     if not isinstance(name, str) or name in {CLIENT, WORLD} or not _NAME.fullmatch(name):
         return f": use 1-64 letters, digits or `_.-` as its name, and not `{CLIENT}` or `{WORLD}`."
@@ -98,12 +98,12 @@ def is_prompt(value: Any) -> bool:
 
 
 def merge_rights(base: Participants, overrides: Participants) -> dict[str, dict[str, Any]]:
-    """Merge the rights of each participant. Members of `overrides` take precedence over those of `base`."""
+    """Merge the rights of each participant. Rights in `overrides` take precedence over rights in `base`."""
     return {name: {**base.get(name, {}), **overrides.get(name, {})} for name in {**base, **overrides}}
 
 
 def fill_defaults(participants: Participants) -> dict[str, dict[str, Any]]:
-    """Return rights with all members, including the agent's. The agent comes first."""
+    """Return the participants with all their rights, where missing rights have defaults. The agent comes first."""
     default: dict[str, Any] = dict.fromkeys(MEMBERS)
     return {
         name: {**default, "answers": name == AGENT, **participants.get(name, {})}
@@ -115,7 +115,7 @@ def check_stored_rights(feature_options: Mapping[str, Any]) -> None:
     """Check the rights in the recipe of an imported session, if it has participants.
 
     Raises:
-        InvalidParamsError: The rights are invalid, or not in the form in which a session stores rights.
+        InvalidParamsError: The rights are invalid, or don't have the form that a session stores.
     """
     participants = feature_options.get(PARTICIPANTS)
     if participants is None:

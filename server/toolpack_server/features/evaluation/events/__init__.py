@@ -1,1 +1,1 @@
-"""Events: changes that a session's world makes by itself, by rules and in simulated time."""
+"""Events: changes that a session's world makes by itself, in simulated time, as rules say."""

@@ -20,7 +20,7 @@ from toolpack_server.stores.base import Head, StoredSession
 
 
 class EventAddresses(AddressHook):
-    """Hides functions of events and conditions, and functions that rules don't offer now."""
+    """Hides the functions of events and conditions, and functions that a rule has withdrawn or not yet offered."""
 
     of_option = HIDDEN
 
@@ -37,7 +37,7 @@ class EventAddresses(AddressHook):
     def _visible(
         self, toolpacks: tuple[str, ...], hidden: frozenset[str], offered: frozenset[str] | None
     ) -> frozenset[str]:
-        """Return the full names of the functions that an address may call, always with `wait` and `get_time`."""
+        """Return the full names of the functions that an address can call, always including `wait` and `get_time`."""
         functions = self._hook.names(toolpacks).functions.values()
         names = {
             full_name(function)

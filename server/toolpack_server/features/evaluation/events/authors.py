@@ -22,14 +22,14 @@ Plain = TypeVar("Plain", bound=Callable[..., Any])
 
 
 class EventAuthor(Toolpack):
-    """The part of `Toolpack` that registers events: functions that the world calls by rules.
+    """The part of `Toolpack` that registers events: functions that the world calls when a rule says so.
 
     Attributes:
-        event_rules: The toolpack's rules, as JSON.
-        hidden: The names of the functions of events and conditions. Agents and other participants can't call them.
+        event_rules: The toolpack's rules, as JSON objects.
+        hidden: The names of the functions of events and conditions, which agents and other participants can't call.
 
     Args:
-        begins: The time at which the toolpack's sessions begin, RFC 3339 with an offset. Default:
+        begins: The simulated time at which the toolpack's sessions begin, in RFC 3339 with an offset. Default:
             2026-01-01T00:00:00Z.
         step_seconds: The simulated time that a call takes, in seconds. Default: 1.
     """
@@ -68,10 +68,10 @@ class EventAuthor(Toolpack):
         return set()
 
     def event(self, **rule: Any) -> Callable[[Plain], Plain]:
-        """Register the decorated function as an event: the world calls it by a rule. Return the function unchanged.
+        """Register the decorated function as an event, which the world calls by a rule. Return the function unchanged.
 
-        The arguments are the members of the rule except `do`, which is this function. docs/write/moving.md lists them.
-        The default of `name` is the function's name.
+        The arguments are the fields of the rule, which docs/write/moving.md lists. `do` isn't among them, because the
+        event calls this function. The default of `name` is the function's name.
 
         Raises:
             RegistrationError: The rule or the function is invalid; the message says what to change.
@@ -94,9 +94,10 @@ class EventAuthor(Toolpack):
         return register
 
     def add_event(self, **rule: Any) -> None:
-        """Register a rule that needs no new function, because it has another effect or none.
+        """Register a rule whose event calls no new function.
 
-        It may send a message, or offer and withdraw functions. Without an effect, it only adds a record to the trace.
+        The event can send a message, or offer and withdraw functions. Without an effect, it only adds a record to the
+        trace.
 
         Raises:
             RegistrationError: The rule is invalid; the message says what to change.
@@ -110,9 +111,9 @@ class EventAuthor(Toolpack):
             self.companions = (WORLD_PACK,)
 
     def condition(self, plain: Plain) -> Plain:
-        """Register the decorated function as a condition for rules with `when`, and return it unchanged.
+        """Register the decorated function as a condition, which rules name in `when`. Return the function unchanged.
 
-        The function returns a bool and needs no arguments.
+        The function must return a bool, and it is called without arguments.
         """
         self.register_function(plain, read_only=True)
         self.hidden.add(plain.__name__)

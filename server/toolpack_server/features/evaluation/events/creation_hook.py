@@ -1,7 +1,7 @@
 """Creation hook that collects the event rules of a new session from its toolpacks, its task and the request.
 
-The session stores its rules, so that a later change of the toolpack's code doesn't affect the session. Rules that can't
-be used are refused before anything is stored.
+The session stores its rules, so that a later change to the toolpack's code doesn't affect the session. A request with
+rules that the session can't use is refused before anything is stored.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -32,7 +32,7 @@ from toolpack_server.sessions.recipes import details_of
 from toolpack_server.stores.base import Head, StoredSession
 
 HIDDEN = "hidden_functions"
-"""Key in a session's recipe. The value lists the functions of events and conditions; agents can't call them."""
+"""Key in a session's recipe. Its value lists the functions of events and conditions, which agents can't call."""
 
 
 class EventParameters(Parameters):
@@ -74,7 +74,7 @@ class EventCreationHook(CreationHook):
         return bool(self._moving) and not self._moving.isdisjoint(self._toolpacks(request))
 
     def _toolpacks(self, request: SessionRequest) -> Sequence[str]:
-        """Return the session's toolpacks, including the task's even if the tasks feature hasn't added it yet."""
+        """Return the session's toolpacks, including the task's toolpack, which the tasks feature may add only later."""
         task = getattr(request, "task", None)
         own = [task.partition(SEPARATOR)[0]] if task else []
         if request.toolpacks is None and not task:
@@ -121,7 +121,7 @@ class EventCreationHook(CreationHook):
     def details_of_fork(
         self, request: ForkRequest, parent: StoredSession, head: Head, version: int
     ) -> Mapping[str, Any]:
-        """Return the parent's rules without the omitted ones, and the timeline at the fork's version."""
+        """Return the parent's rules without those in `without_events`, and the timeline at the fork's version."""
         details = details_of(parent)
         without: Sequence[str] = getattr(request, "without_events", None) or ()
         if NAME not in details:
@@ -143,7 +143,7 @@ class EventCreationHook(CreationHook):
         return {NAME: {**events, "rules": rules}, TIMELINE: timeline.without(without).to_json()}
 
     def _resolve(self, request: SessionRequest, toolpacks: Sequence[str]) -> Events | None:
-        """Return the session's rules, its beginning and its step. Return None for a session without events.
+        """Return the session's rules, the time at which it begins, and its step. Return None if it has no events.
 
         Raises:
             InvalidParamsError: The rules can't be used in this session.

@@ -1,8 +1,9 @@
 """Operation hook that runs the events of sessions with event rules.
 
 A session with rules has simulated time: each call takes one step, and `wait` takes longer. Before an operation, the
-hook runs all events up to the operation's time. After it, the hook runs the events that the operation has set off for
-the same time. Each event is an operation with a record; `Effect.next` chains the operations.
+hook runs all events up to the operation's time. After the operation, the hook runs the events that the operation has
+triggered and that are due at the same time. Each event is an operation of its own with its own record. The hook sets
+`Effect.next` to chain these operations.
 """
 
 import fnmatch
@@ -23,10 +24,10 @@ from toolpack_server.features.evaluation.event_rules import FACTS, SECOND, Event
 from toolpack_server.features.evaluation.events.operations import (
     ConditionCheck,
     FunctionEvent,
-    LookOperation,
     MessageEvent,
-    MoveOperation,
     PlainEvent,
+    RunEventsOperation,
+    TimelineOperation,
 )
 from toolpack_server.features.evaluation.events.timeline import ComingEvent, SessionEvents, Timeline
 from toolpack_server.features.evaluation.events.world import GET_TIME, WAIT
@@ -45,9 +46,9 @@ from toolpack_server.stores.base import Head, StoredSession
 NAME = "events"  # name of the request's parameter, and key of the rules in a session's details
 TIMELINE = "timeline"  # key of a timeline in a fork's details and in the private data of records
 MAX_CACHED = 1000  # max cache entries: parsed rules, and names of functions
-BEFORE_ALL = -(2**62)  # a time before all events
+BEFORE_ALL = -(2**62)  # a time that is earlier than every event
 MAX_SETTLED = 10_000  # max sessions in `EventHook._settled`; each takes about 300 bytes
-MAX_EVENTS = 1000  # max events before one call, or in one wait
+MAX_EVENTS = 1000  # max events that run before one call, or during one wait
 
 
 class TooManyEventsError(CallError):
@@ -55,13 +56,13 @@ class TooManyEventsError(CallError):
 
 
 class _Wait(NamedTuple):
-    """A call of `wait` that the hook answers. `end` is the time at which the wait ends."""
+    """A call to `wait`, which the hook answers. `end` is the simulated time at which the wait ends."""
 
     end: int
 
 
 class Names:
-    """The names of a session's functions. A rule may use a name with or without the toolpack.
+    """Index of the names of a session's functions. A rule can use a name with or without its toolpack.
 
     Attributes:
         functions: The functions by their names in the session.
@@ -74,7 +75,7 @@ class Names:
             self._by_spelling.setdefault(full_name(function), name)
 
     def find(self, spelling: str) -> str | None:
-        """Return a function's name in the session for a name in a rule, or None for an unknown name."""
+        """Return the name in the session of the function that a rule calls `spelling`. None: no function has it."""
         return self._by_spelling.get(spelling)
 
     def has_match(self, pattern: str) -> bool:
@@ -82,7 +83,7 @@ class Names:
         return any(fnmatch.fnmatchcase(name, pattern) for name in self._by_spelling)
 
     def all_of(self, name: str) -> Sequence[str]:
-        """Return all names of a function, given its name in a call. The result is empty for an unknown name."""
+        """Return all names of the function that a call names. The result is empty if the name is unknown."""
         function = self.functions.get(name)
         return () if function is None else (name, function.registered_name, full_name(function))
 
@@ -92,7 +93,7 @@ def full_name(function: PackFunction) -> str:
 
 
 class EventHook(OperationHook):
-    """Runs the events of sessions with event rules, and answers calls of `wait` and `get_time`."""
+    """Runs the events of sessions with event rules, and answers calls to `wait` and `get_time`."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -100,7 +101,8 @@ class EventHook(OperationHook):
         self._kinds = context.record_kinds
         self.names = lru_cache(maxsize=MAX_CACHED)(lambda toolpacks: Names(context.catalog.functions(toolpacks)))
         self._read = lru_cache(maxsize=MAX_CACHED)(_read_events)
-        # For each session without due events: the id of the last record when its conditions were last checked.
+        # For each session without due events: the id of its last record when its conditions were last checked.
+        # While the id is the same, nothing can have become due, so `unfinished` need not read the timeline.
         self._settled = BoundedCache[str, str](MAX_SETTLED)
 
     @override
@@ -108,49 +110,49 @@ class EventHook(OperationHook):
         return bool(session.details) and NAME in details_of(session)
 
     def events(self, session: StoredSession) -> SessionEvents:
-        """Return the rules of a session for which `concerns` is true."""
+        """Return the event rules of a session. The session must have some, so `concerns` must be true."""
         events: SessionEvents = self._read(session.details)
         return events
 
     def timeline_at(self, session: StoredSession, last: int) -> Timeline:
-        """Return the timeline after the record with the index `last`. -1 means the beginning of the session."""
+        """Return the timeline after the record with the index `last`. -1: the timeline when the session began."""
         if last >= 0:
             return Timeline.read(loads(self._paths.private(session.id, last))[TIMELINE])
         inherited = details_of(session).get(TIMELINE)
         return self.events(session).start() if inherited is None else Timeline.read(inherited)
 
     def timeline(self, state: SessionState) -> Timeline:
-        """Return the timeline after the last record, with the conditions that were checked after that record."""
+        """Return the timeline after the last record, including the results of conditions checked since that record."""
         return state.remembered(self, lambda: self.timeline_at(state.session, state.index))
 
     # Before an operation
 
     @override
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Effect | None:
-        """Run the next due event or check before an operation, or prepare the operation if nothing is due.
+        """Run the next due event or condition check before an operation. If none is due, prepare the operation.
 
-        After an event or a check, the operation starts again, so this method runs once more for each of them.
+        After each event or check, the operation starts again, so this method is called again.
         """
         timeline, events = self.timeline(state), self.events(state.session)
-        if isinstance(operation, FunctionEvent | PlainEvent | ConditionCheck):  # this hook has started it
+        if isinstance(operation, FunctionEvent | PlainEvent | ConditionCheck):  # this hook started the operation
             self._pin(operation, timeline.now if isinstance(operation, ConditionCheck) else operation.event.at)
             return None
         if operation.after_commits:  # resets, messages, answers and verdicts take no time
             return None
-        operation.is_told |= events.speaks  # wakes participants that wait for messages of events
+        operation.is_told |= events.speaks  # wakes participants that wait for messages, because events might send some
         wait = isinstance(operation, CallOperation) and self._wait(operation, timeline)
         if wait:
             until = wait.end
         elif isinstance(operation, CallOperation):
             until = timeline.rest + events.step
-        elif isinstance(operation, LookOperation):
+        elif isinstance(operation, TimelineOperation):
             until = BEFORE_ALL  # only conditions are checked; no event is due
         else:
             until = max(timeline.rest, getattr(operation, "until", None) or 0)
         link = self._due(operation, timeline, events, until)
         if link is not None:
             if operation.links < MAX_EVENTS or not isinstance(operation, CallOperation):
-                return self._first(operation, link, state)
+                return self._run_first(operation, link, state)
             if not wait:
                 text = f"More than {MAX_EVENTS} events are due before this call: call `wait` first."
                 error = TooManyEventsError(text)
@@ -163,13 +165,15 @@ class EventHook(OperationHook):
     def _due(
         self, resume: SessionOperation, timeline: Timeline, events: SessionEvents, until: int
     ) -> SessionOperation | None:
-        """Return the next condition check or event up to a time, or None if nothing is due.
+        """Return the operation of the next condition check, or of the next event up to the time `until`.
+
+        Return None if nothing is due.
 
         Args:
-            resume: The operation that runs afterwards.
+            resume: The operation that runs after the returned operation.
         """
         if timeline.unchecked:
-            return ConditionCheck(resume, events.rules[timeline.unchecked[0]], self._checked)
+            return ConditionCheck(resume, events.rules[timeline.unchecked[0]], self._store_result)
         event = timeline.next_event(until)
         return None if event is None else self._operation(resume, event, events.rules[event.rule])
 
@@ -184,12 +188,12 @@ class EventHook(OperationHook):
         return FunctionEvent(resume, event, function, args or {})
 
     @staticmethod
-    def _first(operation: SessionOperation, link: SessionOperation, state: SessionState) -> Effect:
+    def _run_first(operation: SessionOperation, link: SessionOperation, state: SessionState) -> Effect:
         """Return the effect that runs an event or a check (`link`) before an operation.
 
         Raises:
-            VersionConflictError: The session doesn't have the version that the call expects. It is compared here,
-                because events increase the version before the call runs.
+            VersionConflictError: The session doesn't have the version that the call expects. The versions are compared
+                here, because the events increase the session's version before the call runs.
         """
         operation.links += not isinstance(link, ConditionCheck)
         if isinstance(operation, CallOperation):
@@ -200,9 +204,9 @@ class EventHook(OperationHook):
         return Effect(None, next=link)
 
     def _wait(self, operation: CallOperation, timeline: Timeline) -> _Wait | None:
-        """Return a call of `wait` with its end. None if the call isn't a wait, or has invalid arguments.
+        """Return when a call to `wait` ends. None if the call isn't to `wait`, or its arguments are invalid.
 
-        The hook calls this again after each event, because a notice ends the wait early.
+        The hook calls this method again after each event, because a notice of the event can end the wait early.
         """
         if not self._is(operation, WAIT):
             return None
@@ -210,7 +214,7 @@ class EventHook(OperationHook):
         try:
             arguments = function.parameters.model_validate(operation.request.kwargs)
         except ValidationError:
-            return None  # the call itself fails with this error
+            return None  # the call itself will raise this error
         began = timeline.rest
         end = began + round(arguments.seconds * SECOND)
         if arguments.until_something_happens and timeline.news:
@@ -219,12 +223,12 @@ class EventHook(OperationHook):
 
     @staticmethod
     def _is(operation: CallOperation, name: str) -> bool:
-        """Return whether a valid call without nested calls is one of a function of the toolpack `world`."""
+        """Return whether an operation is a valid call to a function of the toolpack `world`, without nested calls."""
         plan, refused = operation.plan, operation.outcome is not None or operation.request.problem
         return plan.toolpack == WORLD_PACK and plan.registered_name == name and not plan.nested and not refused
 
     def _answer(self, operation: CallOperation, timeline: Timeline, wait: _Wait | None, at: int) -> None:
-        """Answer a call of `wait` or `get_time`. Prepare any other call to run at the time `at`."""
+        """Set the result of a call to `wait` or `get_time`. Prepare any other call to run at the time `at`."""
         if wait is not None:
             operation.hook_scratch = {**operation.hook_scratch, self: wait}
             news = [text for _, text in timeline.news]
@@ -239,22 +243,22 @@ class EventHook(OperationHook):
 
     @staticmethod
     def _pin(operation: SessionOperation, at: int) -> None:
-        """Let the call's function see the simulated time, if the session has a pinned clock."""
+        """Set the clock that the call's function sees to the simulated time, if the session has a pinned clock."""
         if isinstance(operation, CallOperation) and operation.plan.policy is not None:
             operation.plan.policy = operation.plan.policy.at(at)
 
     def _narrow(self, operation: CallOperation, timeline: Timeline) -> None:
-        """Remove functions that aren't offered now from a participant's call, so that the call can't use them."""
-        gone = self._gone(operation.facts.recipe.toolpacks, timeline)
-        if not gone or operation.by == CLIENT or operation.outcome is not None:
+        """Keep a participant's call from using functions that aren't offered now."""
+        unavailable = self._unavailable_names(operation.facts.recipe.toolpacks, timeline)
+        if not unavailable or operation.by == CLIENT or operation.outcome is not None:
             return
         names = {*operation.plan.runtime.functions}
         called = {operation.plan.function, *(nested.function for nested in operation.plan.nested)}
-        if names & called & gone:
-            operation.narrow(frozenset(names - gone))
+        if names & called & unavailable:
+            operation.narrow(frozenset(names - unavailable))
 
-    def _gone(self, toolpacks: tuple[str, ...], timeline: Timeline) -> set[str]:
-        """Return all names in the session of the functions that aren't offered now."""
+    def _unavailable_names(self, toolpacks: tuple[str, ...], timeline: Timeline) -> set[str]:
+        """Return the names of the functions that aren't offered now, including all aliases in the session."""
         withdrawn = self._withdrawn(toolpacks, timeline)
         if not withdrawn:
             return set()
@@ -263,7 +267,7 @@ class EventHook(OperationHook):
         return {name for name, function in names.functions.items() if full_name(function) in full_names}
 
     def _withdrawn(self, toolpacks: tuple[str, ...], timeline: Timeline) -> set[str]:
-        """Return one name of each function that isn't offered now."""
+        """Return the names of the functions that aren't offered now, one name for each function."""
         names = self.names(toolpacks)
         withdrawn = {names.find(spelling) for spelling, is_shown in timeline.shown.items() if not is_shown}
         return {name for name in withdrawn if name is not None}
@@ -272,7 +276,7 @@ class EventHook(OperationHook):
 
     @override
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
-        """Compute the timeline after an operation, and chain the next operation if something is due at once."""
+        """Compute the timeline after an operation. Chain another operation if an event or a check is due at once."""
         members = change.members if change.members is not None else {}
         timeline, problems = self.timeline(state), list[str]()
         events, delay = self.events(state.session), (change.private.get(COUNTS) or [{}, 0.0])[1]
@@ -282,7 +286,7 @@ class EventHook(OperationHook):
             timeline = self.timeline_at(state.session, last)
             timeline = timeline._replace(rest=timeline.now, delay=delay)
         elif isinstance(operation, FunctionEvent | PlainEvent):
-            function, failed = self._called(operation), bool(members.get("error"))
+            function, failed = self._called_names(operation), bool(members.get("error"))
             facts = self._facts(change, operation.event.at)
             timeline, problems = events.after_event(timeline, operation.event, function, facts, failed=failed)
             members["at"] = time_text(operation.event.at)
@@ -293,13 +297,13 @@ class EventHook(OperationHook):
                 timeline = timeline._replace(news=())
             run = bool(members.get("perturbed", {"run": True})["run"])
             facts = self._facts(change, at)
-            timeline, problems = events.after_call(timeline, at, self._called(operation), facts, run=run)
+            timeline, problems = events.after_call(timeline, at, self._called_names(operation), facts, run=run)
             later = round((delay - timeline.delay) * SECOND)
             timeline = timeline._replace(now=at + later, rest=at + later, delay=delay)
             members["at"] = time_text(at)
             if change.versions and timeline.unanswered and operation.by in {AGENT, CLIENT}:
                 timeline, members["reactions"] = events.react(timeline, at)
-        if change.versions and not isinstance(operation, MoveOperation):
+        if change.versions and not isinstance(operation, RunEventsOperation):
             timeline = events.after_change(timeline)
         if problems:
             members["problem"] = ". ".join(problems)
@@ -307,16 +311,16 @@ class EventHook(OperationHook):
         if isinstance(operation, FunctionEvent | PlainEvent):
             change.next = operation.resume
         elif _has_due(timeline):
-            change.next = MoveOperation(operation.context, operation.session_id, operation.owner)
+            change.next = RunEventsOperation(operation.context, operation.session_id, operation.owner)
 
-    def _called(self, operation: SessionOperation) -> Sequence[str]:
+    def _called_names(self, operation: SessionOperation) -> Sequence[str]:
         if not isinstance(operation, CallOperation):
             return ()
         return self.names(operation.facts.recipe.toolpacks).all_of(operation.request.function)
 
     @staticmethod
     def _facts(change: Effect, at: int) -> Callable[[], Mapping[str, Any]]:
-        """Return a function that computes a call's facts for rules, once and only if a rule needs them."""
+        """Return a function that returns a call's facts for rules. It computes them at its first call only."""
 
         @cache
         def facts() -> Mapping[str, Any]:
@@ -327,10 +331,12 @@ class EventHook(OperationHook):
 
     # Conditions
 
-    def _checked(self, check: ConditionCheck, session: StoredSession, last: str, hook_state: dict[Any, Any]) -> None:
-        """Store the result of a condition in the session's hook state, in memory.
+    def _store_result(
+        self, check: ConditionCheck, session: StoredSession, last: str, hook_state: dict[Any, Any]
+    ) -> None:
+        """Store the result of a condition in the session's hook state, which is in memory.
 
-        It needs no record, because the condition can be checked again on the same environments.
+        The result needs no record: if it is lost, the condition is checked again on the same environments.
 
         Args:
             last: The id of the session's last record when the check began.
@@ -348,12 +354,12 @@ class EventHook(OperationHook):
     def unfinished(self, session: StoredSession, head: Head) -> SessionOperation | None:
         if self._settled.get(session.id) == head.last or not _has_due(self.timeline_at(session, head.index)):
             return None
-        return MoveOperation(self._context, session.id, session.owner)
+        return RunEventsOperation(self._context, session.id, session.owner)
 
     # Lists of functions
 
     def view(self, session: StoredSession, head: Head) -> View | None:
-        """Return the view without functions that aren't offered now. None if no rule offers or withdraws functions."""
+        """Return a view that hides functions that aren't offered now. None if no rule offers or withdraws functions."""
         events = self.events(session)
         if not events.changes_lists:
             return None

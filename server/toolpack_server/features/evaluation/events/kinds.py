@@ -8,7 +8,7 @@ from toolpack_server.sessions.record_kinds import RecordKind, Shown
 
 
 class EventKind(RecordKind):
-    """Record of an event that calls no function. A replay doesn't repeat the record: the event happens again."""
+    """Record of an event that calls no function. A replay skips the record, because the event happens again there."""
 
     name = "event"
     shape = EventRecord

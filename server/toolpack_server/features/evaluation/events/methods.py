@@ -7,7 +7,7 @@ from pydantic import Field
 from toolpack_server.base.errors import InvalidParamsError, VersionNotRetainedError
 from toolpack_server.features.evaluation.event_rules import time_text
 from toolpack_server.features.evaluation.events.hook import EventHook
-from toolpack_server.features.evaluation.events.operations import LookOperation
+from toolpack_server.features.evaluation.events.operations import TimelineOperation
 from toolpack_server.features.evaluation.events.results import EventComing, EventsAhead
 from toolpack_server.features.evaluation.events.timeline import Timeline
 from toolpack_server.protocol.parameters import SessionId
@@ -39,7 +39,7 @@ class GetEvents(Method, result=EventsAhead):
 
         session, timeline = await app.sessions.read(read, caller.owner)
         if self.version is None:
-            look = LookOperation(app.context, session.id, session.owner, hook.timeline)
+            look = TimelineOperation(app.context, session.id, session.owner, hook.timeline)
             timeline = await app.sessions.run(look)
         coming: list[EventComing] = [{"event": each.rule, "at": time_text(each.at)} for each in timeline.coming]
         return {"time": time_text(timeline.now), "coming": coming}

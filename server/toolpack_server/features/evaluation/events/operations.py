@@ -1,6 +1,6 @@
-"""Operations that the events hook starts: events, checks of conditions, and the run of all due events.
+"""Operations for events: an event, the check of a condition, and the run of all due events.
 
-They run between the operations of clients and agents.
+The events hook runs them between the operations of clients and agents.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,8 @@ class FunctionEvent(CallOperation):
     """An event that calls a function.
 
     Attributes:
-        event: The event.
-        resume: The operation that runs after the event.
+        event: The scheduled event that happens.
+        resume: The operation that the event interrupted. It runs after the event.
     """
 
     def __init__(self, resume: SessionOperation, event: ComingEvent, function: str, args: Mapping[str, Any]) -> None:
@@ -79,32 +79,32 @@ class MessageEvent(PlainEvent):
 
 
 class ConditionCheck(CallOperation):
-    """A check of a rule's condition, by a call without a record.
+    """A check of a rule's condition: a call that leaves no record.
 
     Attributes:
-        rule: The rule.
-        resume: The operation that runs after the check.
-        outcome_of_check: The outcome of the condition's function; None before it has run.
+        rule: The rule with the condition.
+        resume: The operation that the check interrupted. It runs after the check.
+        outcome_of_check: The outcome of the condition's function. None: the function hasn't run yet.
 
     Args:
-        checked: Called with the finished check, to store its result.
+        store_result: Callback that stores the result of the finished check.
     """
 
-    def __init__(self, resume: SessionOperation, rule: EventRule, checked: "Checked") -> None:
+    def __init__(self, resume: SessionOperation, rule: EventRule, store_result: "StoreResult") -> None:
         when = rule.when or {}
         kwargs = {**when["kwargs"]}
         request = CallRequest(when["call"], kwargs, dumps(kwargs))
         super().__init__(resume.context, resume.session_id, resume.owner, request)
         self.rule, self.resume = rule, resume
         self.outcome_of_check: Outcome | None = None
-        self._checked = checked
+        self._store_result = store_result
 
     @override
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        # Read before the check: a check that misses its deadline must not write into the data of a later state.
+        # Both are read before the check, because after a missed deadline `state` may belong to a later operation.
         last, hook_state = state.last, state.hook_state
         change = yield from super().changing(state, start_clock)
-        self._checked(self, state.session, last, hook_state)
+        self._store_result(self, state.session, last, hook_state)
         change.next = self.resume
         return change
 
@@ -120,11 +120,11 @@ class ConditionCheck(CallOperation):
         raise DeadlineError(f"The condition of event {self.rule.name!r} took longer than {seconds:g} s.")
 
 
-class MoveOperation(SessionOperation):
-    """Operation without a record, before which the hook runs all due events.
+class RunEventsOperation(SessionOperation):
+    """Operation that does nothing itself and leaves no record. Before it, the hook runs all due events.
 
     Attributes:
-        until: Run the events up to this time. None: up to the session's current time.
+        until: The events up to this time are run. None: the events up to the session's current time are run.
     """
 
     method = kind = "events"
@@ -150,24 +150,25 @@ class MoveOperation(SessionOperation):
         return error or DeadlineError("An event took too long; the session's trace has its record.")
 
 
-class LookOperation(MoveOperation):
-    """Operation that returns the timeline with all conditions checked. No event happens before it.
+class TimelineOperation(RunEventsOperation):
+    """Operation that returns the timeline after all conditions have been checked. No event happens before it.
 
-    Results of conditions aren't stored before the session's next record, so reading the store isn't enough.
+    The results of conditions are stored only with the session's next record. Until then, only this operation can
+    return them.
     """
 
     def __init__(
-        self, context: SessionContext, session_id: str, owner: str, look: Callable[[SessionState], Timeline]
+        self, context: SessionContext, session_id: str, owner: str, read_timeline: Callable[[SessionState], Timeline]
     ) -> None:
         super().__init__(context, session_id, owner)
-        self._look = look
+        self._read_timeline = read_timeline
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
-        return Effect(self._look(state))
+        return Effect(self._read_timeline(state))
 
 
-Checked = Callable[[ConditionCheck, StoredSession, str, dict[Any, Any]], None]
+StoreResult = Callable[[ConditionCheck, StoredSession, str, dict[Any, Any]], None]
 """Callback that stores the result of a check.
 
 Arguments: the check, the session, the id of the session's last record, and the session's `hook_state`.

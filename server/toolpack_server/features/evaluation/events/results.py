@@ -10,7 +10,7 @@ from toolpack_server.protocol.results import Json
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class Events(TypedDict):
-    """A session's event rules. `begins` is its first time (RFC 3339), `step` the seconds that a call takes."""
+    """A session's event rules. The session begins at the time `begins` (RFC 3339); a call takes `step` seconds."""
 
     rules: list[dict[str, Json]]
     begins: NotRequired[str]
@@ -18,7 +18,7 @@ class Events(TypedDict):
 
 
 class SessionEventMembers(TypedDict):
-    """`events` are the session's event rules."""
+    """`events` contains the session's event rules."""
 
     events: NotRequired[Events]
 
@@ -26,9 +26,9 @@ class SessionEventMembers(TypedDict):
 class CallEventMembers(TypedDict):
     """In a session with events, `at` is the time of the call.
 
-    `event` names the event that made the call. `problem` says why an event that the call set off can't happen.
-    `reactions` has seconds by event: from the first time that the event happened to this call, if the call is the
-    agent's first change after it.
+    `event` names the event that made the call. `problem` says why an event that the call triggered can't happen. If the
+    call is the agent's first change after an event, `reactions` maps the event's name to the seconds that have passed
+    since the event first happened.
     """
 
     at: NotRequired[str]
@@ -38,9 +38,9 @@ class CallEventMembers(TypedDict):
 
 
 class MessageEventMembers(TypedDict):
-    """If an `event` sent it, `at` is its time.
+    """`event` names the event that sent the message.
 
-    `problem` says why an event that this event set off can't happen.
+    `at` is the event's time. `problem` says why another event, triggered by this event, can't happen.
     """
 
     at: NotRequired[str]
@@ -51,8 +51,8 @@ class MessageEventMembers(TypedDict):
 class EventRecord(TypedDict):
     """The record of an event that calls no function.
 
-    `offer` and `withdraw` name the functions that agents get or lose. `problem` says why an event that this event set
-    off can't happen.
+    `offer` and `withdraw` name the functions that agents get or lose. `problem` says why another event, triggered by
+    this event, can't happen.
     """
 
     index: int
@@ -71,7 +71,7 @@ class EventRecord(TypedDict):
 
 
 class EventComing(TypedDict):
-    """An event that will happen, and its time."""
+    """An event that will happen. `at` is its time."""
 
     event: str
     at: str

@@ -1,7 +1,7 @@
-"""Timeline of a session with event rules: its simulated time, its coming events, and its unheard notices.
+"""Timeline of a session with event rules: its simulated time, its coming events, and its undelivered notices.
 
-Each record stores the timeline after it, so the last record is enough to continue a session. All functions here are
-pure: they return a new timeline, and the same rules, seed and calls give the same timelines.
+Each record stores the timeline after it, so a worker needs only the last record to continue a session. All functions
+here are pure: they return a new timeline, and the same rules, seed and calls produce the same timelines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from toolpack_server.features.evaluation.event_rules import (
 
 MAX_COMING = 100
 MAX_NEWS = 50
-MAX_DEPTH = 16  # max events in a chain that set each other off at the same time; stops endless chains
+MAX_DEPTH = 16  # max length of a chain of events that trigger each other at the same time; stops endless chains
 
 
 class ComingEvent(NamedTuple):
@@ -28,11 +28,11 @@ class ComingEvent(NamedTuple):
 
     Attributes:
         at: The time of the event.
-        number: Orders events with the same time.
+        number: Number that increases with each scheduled event. It orders events with the same time.
         rule: The name of the event's rule.
-        base: The time without the rule's delay and spread. With `every`, the next interval begins there.
-        depth: The event's position in a chain of events that set each other off at the same time; see `MAX_DEPTH`.
-        args: The arguments of the event's function. None: those of the rule.
+        base: The time without the rule's delay and spread. With `every`, the next interval begins at this time.
+        depth: The event's position in a chain of events that trigger each other at the same time; see `MAX_DEPTH`.
+        args: The arguments of the event's function. None: the rule's arguments are used.
     """
 
     at: int
@@ -44,22 +44,22 @@ class ComingEvent(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """The simulated time of a session and the state of its rules. Mappings are by the name of the rule.
+    """The simulated time of a session and the state of its rules. Keys of mappings are names of rules, but for `shown`.
 
     Attributes:
         now: The time of the last record.
         rest: The time of the last call. The next call happens one step later, even if events happen in between.
         coming: The scheduled events, in order of time.
-        number: The number for the next event that is scheduled.
+        number: The `number` of the next event that will be scheduled.
         counts: How many events each rule has scheduled so far.
         done: How many events of each rule have succeeded.
         news: The time and text of each notice that no `wait` has returned yet.
-        truth: The last result of each condition.
-        unchecked: The rules that have a condition to check, because the environments have changed.
-        shown: By function: whether agents have a function that rules offer or withdraw.
+        truth: Whether each condition was true when it was last checked.
+        unchecked: The rules with a condition that must be checked, because the environments have changed.
+        shown: For each function that rules offer or withdraw, by its name: whether agents have the function now.
         depth: The depth of the last event; 0 after a call.
         delay: The seconds that perturbations have added to the session's time.
-        unanswered: For each event after which the agent hasn't changed anything yet: when it first happened.
+        unanswered: The time when each event first happened, if the agent has changed nothing since then.
     """
 
     now: int
@@ -78,7 +78,7 @@ class Timeline(NamedTuple):
 
     @classmethod
     def read(cls, value: Sequence[Any]) -> "Timeline":
-        """Convert a timeline from the form of `to_json`."""
+        """Create a timeline from the list that `to_json` returns."""
         timeline = cls(*value)
         return timeline._replace(
             coming=tuple(ComingEvent(*each) for each in timeline.coming),
@@ -91,14 +91,15 @@ class Timeline(NamedTuple):
         return [*members.values()]
 
     def next_event(self, until: int) -> ComingEvent | None:
-        """Return the first coming event if its time is at most `until`, else None."""
+        """Return the first coming event, or None if its time is after `until`."""
         event = self.coming[0] if self.coming else None
         return event if event is not None and event.at <= until else None
 
     def forked(self) -> "Timeline":
         """Return the timeline at the beginning of a fork.
 
-        The fork may begin between the events of a wait. It doesn't continue the wait: its calls count from `now`.
+        A fork can begin in the middle of its parent's wait. The fork doesn't continue the wait, so its first call
+        happens one step after `now`.
         """
         return self._replace(rest=self.now)
 
@@ -111,18 +112,18 @@ class Timeline(NamedTuple):
 
 
 class SessionEvents:
-    """The event rules of a session, which compute each timeline from the one before.
+    """The event rules of a session, which compute each timeline from the previous timeline.
 
     Args:
-        events: An `Events` object: the rules, the beginning and the step.
-        seed: The session's seed, from which random times are drawn.
+        events: An `Events` object: the rules, the time at which the session begins, and the step.
+        seed: The session's seed, which determines random times.
 
     Attributes:
         begins: The time at which the session begins.
-        step: The time that a call takes.
+        step: The simulated time that a call takes.
         rules: The rules by name.
-        speaks: Whether a rule sends messages.
-        changes_lists: Whether a rule offers or withdraws functions.
+        speaks: Whether any rule sends messages.
+        changes_lists: Whether any rule offers or withdraws functions.
     """
 
     def __init__(self, events: Mapping[str, Any], seed: str) -> None:
@@ -155,9 +156,9 @@ class SessionEvents:
     def _schedule(
         self, timeline: Timeline, rule: EventRule, base: int, args: Mapping[str, Any] | None = None
     ) -> tuple[Timeline, str | None]:
-        """Schedule an event of a rule. Return the new timeline, and the problem if a limit forbids the event.
+        """Schedule an event of a rule. Return the new timeline, and a problem if a limit of the server forbids it.
 
-        A rule that has reached its `count` or `until` gets no event. That isn't a problem.
+        If the rule has reached its own `count` or `until`, no event is scheduled, and no problem is returned.
         """
         number = timeline.counts.get(rule.name, 0)
         if rule.count is not None and number >= rule.count:
@@ -178,17 +179,17 @@ class SessionEvents:
             counts={**timeline.counts, rule.name: number + 1},
         ), None
 
-    # What records change
+    # Changes by records
 
     def after_call(
         self, timeline: Timeline, at: int, names: Sequence[str], facts: Callable[[], Mapping[str, Any]], *, run: bool
     ) -> tuple[Timeline, list[str]]:
-        """Return the timeline after a call of a participant or a client.
+        """Return the timeline after a call by a participant or a client.
 
-        Also return the problems of events that the call set off.
+        Also return the problems of events that the call should have triggered but that can't happen.
         """
         timeline = timeline._replace(now=at, rest=at, depth=0)
-        return self._set_off(timeline, names, facts, run=run, of_world=False)
+        return self._set_off(timeline, names, facts, run=run, by_world=False)
 
     def after_event(
         self,
@@ -199,11 +200,11 @@ class SessionEvents:
         *,
         failed: bool,
     ) -> tuple[Timeline, list[str]]:
-        """Return the timeline after an event, and the problems of further events that it set off.
+        """Return the timeline after an event, and the problems of further events that it should have triggered.
 
         Args:
-            names: All names of the function that the event called. Empty if it called none.
-            facts: Returns the facts of that call.
+            names: All names of the function that the event called. Empty if the event called no function.
+            facts: Returns the facts of the event's call.
         """
         rule, problems = self.rules[event.rule], list[str | None]()
         rest = tuple(each for each in timeline.coming if each.number != event.number)
@@ -218,12 +219,12 @@ class SessionEvents:
             base = event.base + self._interval(timeline, rule)
             timeline, problem = self._schedule(timeline, rule, base)
             problems.append(problem)
-        timeline, others = self._set_off(timeline, names, facts, run=True, of_world=True)
+        timeline, others = self._set_off(timeline, names, facts, run=True, by_world=True)
         return timeline, [problem for problem in problems if problem] + others
 
     @staticmethod
     def _succeed(timeline: Timeline, rule: EventRule) -> Timeline:
-        """Return the timeline after a successful event: functions offered or withdrawn, and its notice."""
+        """Return the timeline after a successful event: with functions offered or withdrawn, and its notice added."""
         shown = {**timeline.shown, **dict.fromkeys(rule.offer, True), **dict.fromkeys(rule.withdraw, False)}
         news = timeline.news if rule.notice is None else (*timeline.news, (timeline.now, rule.notice))[-MAX_NEWS:]
         done = {**timeline.done, rule.name: timeline.done.get(rule.name, 0) + 1}
@@ -239,12 +240,12 @@ class SessionEvents:
         facts: Callable[[], Mapping[str, Any]],
         *,
         run: bool,
-        of_world: bool,
+        by_world: bool,
     ) -> tuple[Timeline, list[str]]:
-        """Schedule the events that a call sets off. Return the timeline, and the problems of these events."""
+        """Schedule the events that a call triggers. Return the timeline, and why some of them can't happen."""
         problems = []
         for rule in self._call_rules if names else ():
-            if rule.is_set_off_by(names, facts(), run=run, of_world=of_world):
+            if rule.is_set_off_by(names, facts(), run=run, by_world=by_world):
                 args, missing = fill_in(rule.args or {}, facts())
                 problem = missing and f"Event {rule.name!r}: the call has no value at {missing!r}"
                 if not problem:
@@ -255,20 +256,25 @@ class SessionEvents:
 
     @staticmethod
     def react(timeline: Timeline, at: int) -> tuple[Timeline, Mapping[str, float]]:
-        """Return the timeline after a change by the agent at a time, and the seconds since each unanswered event."""
+        """Return the timeline after the agent changed something, and the seconds since each unanswered event.
+
+        Args:
+            at: The time of the agent's change.
+        """
         reactions = {name: (at - happened) / SECOND for name, happened in timeline.unanswered.items()}
         return timeline._replace(unanswered={}), reactions
 
     def after_change(self, timeline: Timeline) -> Timeline:
-        """Return the timeline after a change of the environments, so that all conditions are checked again."""
+        """Return the timeline after a change to the environments. All conditions must be checked again."""
         return timeline._replace(unchecked=self._conditions) if self._conditions else timeline
 
     def after_check(self, timeline: Timeline, name: str, *, truth: bool) -> tuple[Timeline, str | None]:
         """Return the timeline after the check of a rule's condition.
 
-        If the condition has become true, the rule's event is scheduled. Also return a problem of that event.
+        If the condition has become true, the rule's event is scheduled. Also return the problem if the event can't
+        happen, else None.
         """
-        before = timeline.truth.get(name, truth)  # a condition that is true at the first check sets nothing off
+        before = timeline.truth.get(name, truth)  # a condition that is true at the first check triggers no event
         unchecked = tuple(each for each in timeline.unchecked if each != name)
         timeline = timeline._replace(truth={**timeline.truth, name: truth}, unchecked=unchecked)
         if not truth or before:
@@ -278,9 +284,9 @@ class SessionEvents:
 
 
 def fill_in(args: Any, facts: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Replace each `{"$get": pointer}` in arguments by the value that the call's facts have at the pointer.
+    """Replace each `{"$get": pointer}` in arguments by the value at the JSON Pointer in the call's facts.
 
-    Return the arguments, and the first pointer that has no value, or None.
+    Return the arguments, and the first pointer to a missing value. The pointer is None if all values exist.
     """
     if isinstance(args, Mapping):
         if args.keys() == {"$get"} and isinstance(args["$get"], str):

@@ -1,7 +1,7 @@
-"""The toolpack `world`, with the functions `wait` and `get_time`, which each session with event rules has.
+"""The toolpack `world`, which offers `wait` and `get_time` in each session with event rules.
 
-The events hook answers calls of these functions. A nested call doesn't reach the hook; then the function itself runs
-and raises an error.
+The events hook answers calls to these functions. A nested call doesn't reach the hook, so the function itself runs and
+raises an error.
 """
 
 from typing import Annotated, Any, Never

@@ -1,1 +1,1 @@
-"""Participants: several roles in one session, each with its own address, which exchange messages."""
+"""Participants: parties with different roles in one session. Each has its own address, and they exchange messages."""

@@ -67,7 +67,7 @@ class Conversation:
     async def listen(self, session_id: str, owner: str, name: str, after: int, wait_seconds: float) -> HeardMessages:
         """Return the messages that a participant sent and received after the message with the index `after`.
 
-        Waits up to `wait_seconds` for a message of another participant or the end of the session.
+        Wait up to `wait_seconds` for a message from another participant or for the end of the session.
 
         Raises:
             InvalidParamsError: The session has only one participant, or the participant has no message `after`.
@@ -92,7 +92,7 @@ class Conversation:
         return inbox if head.index == inbox.last else self._inbox(inbox.session, head, name, after)
 
     def _inbox(self, session: StoredSession, head: Head, name: str, after: int) -> _Inbox:
-        """Return the messages that a participant sees after an index. Only their outlines are read."""
+        """Return the messages that a participant sees after an index. Their texts aren't read yet."""
         if not self._context.addresses.of(session, name).others:
             raise InvalidParamsError(NO_OTHERS)
         messages = self._context.paths.messages(session, head.version)
@@ -106,7 +106,7 @@ class Conversation:
         return _Inbox(session, head.index, own[after + 1 :], done)
 
     def _reply(self, inbox: _Inbox, after: int) -> HeardMessages:
-        """Read the texts of the messages, as many as fit into one answer."""
+        """Read the texts of the messages. Return as many as fit into one response."""
         records = map(loads, self._context.paths.message_lines(inbox.session, inbox.new))
         messages = (
             HeardMessage(index=index, by=record["by"], to=record.get("to"), content=record["content"])

@@ -1,6 +1,6 @@
 """Creation hook that stores the rights of a new session's participants.
 
-All rights are stored, including defaults, so that later changes of a task's code don't affect the session.
+All rights are stored, including defaults, so that later changes to a task's code don't affect the session.
 """
 
 import operator
@@ -35,7 +35,8 @@ class ParticipantsRequest(SessionRequest):
         default_factory=dict,
         description="Participants and their rights: {name: {functions, max_calls, prompt, answers}}. They are merged "
         "with the task's participants, and values here replace the task's values.",
-        # Session ids are derived from serialised requests, so a request without participants must look as before.
+        # Session ids are derived from serialised requests. So an empty `participants` is left out: the id must stay
+        # the same as before this parameter existed.
         exclude_if=operator.not_,
     )
 

@@ -1,7 +1,7 @@
 """Waiters for messages: the requests of participants that wait in `listen`.
 
-A waiter is an asyncio event; it occupies no thread and no queue entry. Each participant has at most one waiter, so a
-second request ends the first. All methods run on the event loop.
+A waiter is an asyncio event, so it occupies no thread and no queue entry. Each participant has at most one waiter, so a
+second request ends the wait of the first. All methods run on the event loop.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ class Waiter:
 
     def __init__(self) -> None:
         self.is_over = False
-        self._woken = asyncio.Event()
+        self._wake_event = asyncio.Event()
 
     def wake(self) -> None:
-        self._woken.set()
+        self._wake_event.set()
 
     def end(self) -> None:
         self.is_over = True
@@ -38,46 +38,46 @@ class Waiter:
         """
         try:
             async with asyncio.timeout(seconds):
-                await self._woken.wait()
+                await self._wake_event.wait()
         except TimeoutError:
             return
-        self._woken.clear()
+        self._wake_event.clear()
 
 
 class MessageWaiters(Watcher):
     """The waiters of this worker."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[str, Waiter]] = {}  # by session and participant
+        self._waiters: dict[str, dict[str, Waiter]] = {}  # by session and participant
         self._draining = False
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._waiters.values()))
 
     @contextmanager
     def waiter(self, session_id: str, name: str) -> Iterator[Waiter]:
         """Yield a new waiter for a participant. If an earlier request of the participant waits, end its wait."""
-        of_session = self._waiting.setdefault(session_id, {})
-        if name in of_session:
-            of_session[name].end()
-        waiter = of_session[name] = Waiter()
+        session_waiters = self._waiters.setdefault(session_id, {})
+        if name in session_waiters:
+            session_waiters[name].end()
+        waiter = session_waiters[name] = Waiter()
         waiter.is_over = self._draining
         try:
             yield waiter
         finally:
-            if of_session.get(name) is waiter:
-                del of_session[name]
-            if not of_session and self._waiting.get(session_id) is of_session:
-                del self._waiting[session_id]
+            if session_waiters.get(name) is waiter:
+                del session_waiters[name]
+            if not session_waiters and self._waiters.get(session_id) is session_waiters:
+                del self._waiters[session_id]
 
     @override
     def changed(self, session_id: str) -> None:
-        for waiter in self._waiting.get(session_id, {}).values():
+        for waiter in self._waiters.get(session_id, {}).values():
             waiter.wake()
 
     @override
     def draining(self) -> None:
         self._draining = True
-        for of_session in self._waiting.values():
-            for waiter in of_session.values():
+        for session_waiters in self._waiters.values():
+            for waiter in session_waiters.values():
                 waiter.end()

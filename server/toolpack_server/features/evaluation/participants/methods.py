@@ -106,7 +106,7 @@ METHODS: tuple[type[Method], ...] = (Say, Listen, AddTurn, FailParticipant)
 
 
 class _Tool(AddressTool):
-    """A tool that is offered at addresses of sessions with several participants."""
+    """An MCP tool that addresses offer if their session has several participants."""
 
     def __init__(self, app: App) -> None:
         self._app = app

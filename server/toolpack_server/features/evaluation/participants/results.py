@@ -1,4 +1,4 @@
-"""Result and record types of participants. The module has only types, as `protocol/results.py`."""
+"""Result and record types of participants. Like `protocol/results.py`, the module contains only types."""
 
 from typing import Any, Literal, NotRequired
 
@@ -8,11 +8,11 @@ from toolpack_server.protocol.results import AddressPaths
 
 
 class ParticipantPaths(AddressPaths):
-    """The paths of a participant's address."""
+    """The URL paths of a participant's address."""
 
 
 class SessionParticipants(TypedDict):
-    """`participants` has the paths of each participant. It is omitted if the agent is the only one."""
+    """`participants` maps each participant to its paths. It is omitted if the agent is the only participant."""
 
     participants: NotRequired[dict[str, ParticipantPaths]]
 
@@ -27,7 +27,7 @@ class HeardMessage(TypedDict):
 
 
 class HeardMessages(TypedDict):
-    """The messages after the index `after`. `done` is true if the session has ended and these are the last messages."""
+    """The messages after the index `after`. `done` is true if the session has ended and no further messages exist."""
 
     messages: list[HeardMessage]
     done: bool

@@ -28,7 +28,7 @@ class _ParticipantOperation(RecordOperation):
     """Adds a record about a participant.
 
     Args:
-        members: The record's own members. Members that all records have, such as `index`, are added later.
+        members: The fields that only this kind of record has. Fields of all records, such as `index`, are added later.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FailureOperation(_ParticipantOperation):
 
 
 class _ParticipantKind(RepeatableKind):
-    """Base class of the record kinds. A replay repeats the record by its operation."""
+    """Base class of the two record kinds. A replay repeats the record by running its operation again."""
 
     operation: type[_ParticipantOperation]
 

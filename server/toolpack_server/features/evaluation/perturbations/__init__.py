@@ -1,1 +1,1 @@
-"""Perturbations: fault injection and prompt injection into the calls of a session's agent, by rules."""
+"""Perturbations: rules that inject faults and prompts into the calls of a session's agent."""

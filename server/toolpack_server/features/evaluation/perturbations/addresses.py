@@ -1,4 +1,4 @@
-"""Address hook that renames, hides and redescribes functions for the agent of a session with rules."""
+"""Address hook that renames, hides or redescribes functions for the agent of a session with perturbation rules."""
 
 from typing_extensions import override
 
@@ -10,7 +10,7 @@ from toolpack_server.stores.base import Head, StoredSession
 
 
 class PerturbedAddresses(AddressHook):
-    """Changes the agent's list of functions as the session's rules say."""
+    """Changes the agent's list of functions according to the session's rules."""
 
     def __init__(self, app: App) -> None:
         self._hook = app.feature(PerturbationHook)

@@ -1,4 +1,4 @@
-"""Appearance of a session's functions to its agent: rules may hide, rename or redescribe functions.
+"""Appearance of a session's functions to its agent: rules can hide, rename or redescribe functions.
 
 Only the agent's list changes; a call still runs the real function. All functions here are pure.
 """
@@ -14,21 +14,21 @@ from toolpack_server.packs.formats import parameters_schema
 from toolpack_server.packs.names import without_dots
 from toolpack_server.packs.pack_function import PackFunction
 
-MAX_TEXT = 2**16  # max characters of a text after renaming, unless the text was longer before
+MAX_TEXT = 2**16  # max length of a text after functions in it are renamed, unless it was longer before
 
 
 class Appearance:
     """The functions of a session as its agent sees them.
 
     Args:
-        rules: The rules on lists of functions that apply now.
-        functions_by_rule: The names of the functions that each rule affects, by name of the rule.
+        rules: The rules that change the list of functions now.
+        functions_by_rule: For each rule, by its name: the names of the functions that it affects.
         functions: The names of all functions of the session.
 
     Attributes:
-        hidden: The name of the rule that hides a function, by name of the function.
+        hidden: For each hidden function, by its name: the name of the rule that hides it.
         offered: The names of the functions that aren't hidden.
-        names: For each renamed function, by its real name: the new name, and the name of the rule.
+        names: For each renamed function, by its real name: the new name, and the name of the rule that renames it.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class Appearance:
                     new = f"tool_{numbers[name]}" if rule.value is True else rule.value.get(name)
                     if new is not None:
                         self.names[name] = new, rule.name
-        # Reverse order puts a name before its prefixes, because the first alternative that matches wins.
+        # A regex takes the first alternative that matches, so each name must precede its own prefixes. Reverse
+        # alphabetical order ensures this.
         alternatives = "|".join(map(re.escape, sorted(self.names, reverse=True)))
         self._names = re.compile(rf"(?<![\w.])(?:{alternatives or '(?!)'})(?!\w)")
         self._real_names = {new: real for real, (name, _) in self.names.items() for new in (name, without_dots(name))}
@@ -86,8 +87,8 @@ class Appearance:
     def rename_in(self, text: str) -> tuple[str, list[str]]:
         """Replace the real names of functions in a text by their new names.
 
-        Return the text, cut if it grew longer than `MAX_TEXT`, and the names of the rules that changed it. All names
-        are replaced in one pass, because a new name may be the real name of another function.
+        Return the text and the names of the rules that changed it. A text that grows longer than `MAX_TEXT` is cut. All
+        names are replaced in one pass, because the new name of one function can be the real name of another.
         """
         rules: dict[str, None] = {}
         pieces: list[str] = []
@@ -103,17 +104,17 @@ class Appearance:
         return "".join([*pieces, text[end:]]), [*rules]
 
     def real_name(self, name: str) -> str | None:
-        """Return the real name for a name that an agent sent.
+        """Return the real name of the function that an agent calls `name`.
 
-        Return None for the old name of a renamed function, and an unknown name unchanged.
+        Return None if `name` is the old name of a renamed function. Return an unknown name unchanged.
         """
         return self._real_names.get(name, None if name in self.names else name)
 
 
 class _DescribedFunction:
-    """A function with another name, description or parameter schema, for the agent's list only.
+    """A function with a changed name, description or parameter schema, used only in the agent's list of functions.
 
-    It replaces `PackFunction.function`, so it has the attributes that formats of lists read.
+    It stands in for `PackFunction.function`, so it offers the attributes that the formats of lists read.
     """
 
     def __init__(self, function: PackFunction, name: str, description: str, forgotten: set[str]) -> None:
@@ -133,7 +134,7 @@ class _DescribedFunction:
         description: str | None = None,
         forgotten: set[str] | None = None,
     ) -> PackFunction:
-        """Return a function for lists with the given changes."""
+        """Return a copy of a function, for the agent's list, with the given changes."""
         if description is None:
             description = function.function.description
         return replace(function, function=cls(function, name or function.name, description, forgotten or set()))
@@ -143,7 +144,7 @@ class _DescribedFunction:
 
 
 def _strip_schema(schema: dict[str, Any], forgotten: set[str]) -> dict[str, Any]:
-    """Remove from a parameter schema what a `forget` rule names, in place."""
+    """Remove details from a parameter schema in place: those that a `forget` rule names, such as `defaults`."""
     if "required" in forgotten:
         schema.pop("required", None)
     for parameter in schema.get("properties", {}).values():

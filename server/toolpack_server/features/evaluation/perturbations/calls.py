@@ -1,6 +1,7 @@
-"""Record kind of calls that perturbation rules may have changed.
+"""Record kind of calls that perturbation rules can change.
 
-The record shows the real call. Its member `perturbed.agent` has the members that the agent sent or got differently.
+The record shows the real call. If the agent sent or received something else, the record's `perturbed.agent` contains
+these fields as the agent saw them.
 """
 
 from typing_extensions import override

@@ -1,7 +1,7 @@
 """Counts of the agent's calls on a session's path, for the conditions `calls` and `after` of rules.
 
-Each record of a session with rules stores the counts up to that record, so the last record is enough. If a fork has
-rules but its parent has none, the counts are computed from the records of the path.
+Each record of a session with rules stores the counts up to that record, so a worker needs only the last record to
+continue. If a fork has rules but its parent has none, the counts are computed from the records of the path.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class Counts(NamedTuple):
         return [self.calls, self.delay]
 
     def after(self, kind: RecordKind, shown: Shown, functions: Functions) -> "Counts":
-        """Return the counts after the next record, which must not be a reset."""
+        """Return the counts after the next record. The record must not be a reset."""
         if not kind.is_call or shown.get("by") != AGENT:
             return self
         calls = dict(self.calls)
@@ -51,7 +51,8 @@ def counts_at(session: StoredSession, last: int, paths: Paths) -> Counts:
     """Return the stored counts of a session with rules.
 
     Args:
-        last: The index of the last record to count. -1: before the first record, so only a fork has counts.
+        last: The index of the last record to count. -1: return the counts when the session began, which are 0 unless
+            the session is a fork.
     """
     if last < 0:
         return Counts.read(details_of(session).get(COUNTS))
@@ -61,7 +62,7 @@ def counts_at(session: StoredSession, last: int, paths: Paths) -> Counts:
 def counts_at_fork(
     parent: StoredSession, head: Head, version: int, paths: Paths, kinds: RecordKinds, functions: Functions
 ) -> Counts:
-    """Return a fork's initial counts: those on the path up to the parent's version that is forked."""
+    """Return a fork's initial counts: the calls on the path up to the forked version of the parent."""
     if NAME in details_of(parent):
         return counts_at(parent, paths.end(parent.id, version, head.index), paths)
     counts = Counts()

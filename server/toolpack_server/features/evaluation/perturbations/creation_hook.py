@@ -1,7 +1,7 @@
-"""Creation hook that collects the perturbation rules of a new session: the task variant's, then the request's.
+"""Creation hook that collects a new session's perturbation rules from the task's variant, then from the request.
 
-The session stores its rules, so that a later change of the task's code doesn't affect the session. Rules that can't be
-used are refused before anything is stored.
+The session stores its rules, so that a later change to the task's code doesn't affect the session. A request with rules
+that the session can't use is refused before anything is stored.
 """
 
 import operator
@@ -25,9 +25,10 @@ from toolpack_server.sessions.recipes import Recipe, details_of
 from toolpack_server.stores.base import Head, StoredSession
 
 _is_none = partial(operator.is_, None)
-"""Excludes `perturbations` from a request without rules.
+"""Leaves `perturbations` out of a serialised request without rules.
 
-Session ids are derived from serialised requests, so such a request must look as it did before the parameter existed.
+Session ids are derived from serialised requests. For a request without rules, the id must be the same as before this
+parameter existed.
 """
 
 
@@ -78,7 +79,7 @@ class PerturbationCreationHook(CreationHook):
     def details_of_fork(
         self, request: ForkRequest, parent: StoredSession, head: Head, version: int
     ) -> Mapping[str, Any]:
-        """Return the fork's rules, by default the parent's, and the counts of calls at its version."""
+        """Return the fork's rules, which are the parent's by default, and the counts of calls at the forked version."""
         perturbations: Mapping[str, Any] | None = getattr(request, NAME, None)
         recipe, parent_details = Recipe.of(parent), details_of(parent)
         if perturbations is None:
@@ -104,7 +105,7 @@ class PerturbationCreationHook(CreationHook):
         """Check perturbations, and return them with the rules of their variant added.
 
         Args:
-            resolved: `perturbations` already includes the rules of the variant, as in a bundle.
+            resolved: Whether `perturbations` already includes the variant's rules, as it does in a bundle.
 
         Raises:
             InvalidParamsError: The rules can't be used in this session.
@@ -137,7 +138,7 @@ class PerturbationCreationHook(CreationHook):
         return [dict(rule) for rule in variants[variant]]
 
     def _check_harm(self, rules: Sequence[Rule], toolpacks: Sequence[str]) -> None:
-        """Check that each task that is a `harm` belongs to a toolpack of the session."""
+        """Check that each task named in `harm` belongs to a toolpack of the session."""
         for rule in rules:
             if isinstance(rule.harm, str) and find_task(self._catalog, rule.harm)[0].name not in toolpacks:
                 raise InvalidParamsError(
@@ -146,7 +147,7 @@ class PerturbationCreationHook(CreationHook):
 
     @staticmethod
     def _check(rules: Sequence[Rule], functions: Functions, clock: str | None) -> None:
-        """Check that the rules fit the session: its functions, its clock, and unambiguous new names."""
+        """Check that the named functions exist, that the clock can be advanced, and that new names are unique."""
         session_rules = SessionRules(rules, "", functions)
         for rule in rules:
             pattern = session_rules.unknown_pattern(rule)

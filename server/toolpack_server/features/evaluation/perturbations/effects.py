@@ -1,8 +1,8 @@
 """Effects of perturbation rules on the result of a call, a JSON value.
 
 All functions here are pure: an effect returns a new value. Each location in the result has its own random number,
-derived from its JSON Pointer, so a change of one location doesn't affect the others. An effect that can multiply the
-size of a result checks the size before it builds the new value.
+derived from its JSON Pointer, so a change at one location doesn't affect other locations. An effect that can multiply
+the size of a result checks the size before it builds the new value.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from toolpack_server.features.evaluation.rules import Rule
 from toolpack_server.jsonio.strict import dumps
 
 FIXED_IN_CONTENT = frozenset({"type", "data", "blob", "mimeType", "uri"})
-"""Members of MCP's content blocks that define the block's type and data. Effects never change them."""
+"""Fields that define the type and data of MCP's content blocks. Effects never change these fields."""
 
 MAX_DIGITS = 10  # a list index in a JSON Pointer has fewer digits
 
@@ -31,8 +31,8 @@ PointerTree = Mapping[str, Any]
 class KeyedRandom:
     """Deterministic random numbers in [0, 1) for the locations in a result.
 
-    A location's number equals `rules.draw(*key, pointer)`. The hash of a location extends the hash of its parent, so
-    the cost doesn't depend on the pointer's length.
+    A location's number equals `rules.draw(*key, pointer)`. The hash of a location extends the hash of its parent
+    location, so the cost of a number doesn't grow with the pointer's length.
     """
 
     __slots__ = ("_hash",)
@@ -56,23 +56,23 @@ class KeyedRandom:
         return KeyedRandom(child)
 
     def number(self, suffix: bytes = b"") -> float:
-        """Return the random number of this location. Each `suffix` gives an independent number."""
+        """Return the random number of this location. Different suffixes return independent numbers."""
         digest = self._hash.copy()
         digest.update(suffix + b'"]')
         return int.from_bytes(digest.digest(), "big") / 2**64
 
 
 def apply_effect(rule: Rule, result: Any, random: KeyedRandom, max_bytes: int, *, content: bool = False) -> Any:
-    """Return the result that the agent gets instead of the real one.
+    """Return the result that the agent gets instead of the real result.
 
     Args:
         random: The random source for the root of the result.
         max_bytes: Maximum size of a result as JSON.
-        content: The result is a list of MCP's content blocks.
+        content: Whether the result is a list of MCP's content blocks.
 
     Raises:
-        TooLargeError: The new result would be much larger than `max_bytes`. A result that is a little larger isn't
-            noticed here, so the caller must check the exact size.
+        TooLargeError: The new result would be much larger than `max_bytes`. This check is an estimate, so the caller
+            must also check the exact size.
     """
     value = rule.value
     fixed = FIXED_IN_CONTENT if content else frozenset()
@@ -101,7 +101,10 @@ def too_large_error(max_bytes: int) -> TooLargeError:
 
 
 def _map_texts(value: Any, change: Callable[[str], str], fixed: frozenset[str]) -> Any:
-    """Return a JSON value with a function applied to each string, in order. Members named in `fixed` stay."""
+    """Apply a function to each string in a JSON value, in order. Return the new value.
+
+    Fields named in `fixed` stay unchanged.
+    """
     if isinstance(value, dict):
         return {name: member if name in fixed else _map_texts(member, change, fixed) for name, member in value.items()}
     if isinstance(value, list):
@@ -110,7 +113,7 @@ def _map_texts(value: Any, change: Callable[[str], str], fixed: frozenset[str]) 
 
 
 class _Replacer:
-    """Replaces substrings in strings, which together may grow by at most `max_bytes` characters."""
+    """Replaces substrings in the strings of one result, which can grow by at most `max_bytes` characters together."""
 
     def __init__(self, replacements: Mapping[str, str], max_bytes: int) -> None:
         self._replacements = replacements
@@ -157,7 +160,7 @@ def _append_at(value: Any, pointer: Sequence[str], text: str, fixed: frozenset[s
 
 
 def _truncate(value: Any, texts: int | None, items: int | None, fixed: frozenset[str]) -> Any:
-    """Cut each string to `texts` characters and each list to `items` items. None means no limit."""
+    """Cut each string to `texts` characters and each list to `items` items. None: no limit."""
     if isinstance(value, dict):
         return {
             name: member if name in fixed else _truncate(member, texts, items, fixed) for name, member in value.items()
@@ -168,7 +171,7 @@ def _truncate(value: Any, texts: int | None, items: int | None, fixed: frozenset
 
 
 def _pointer_tree(names: Sequence[str]) -> PointerTree:
-    """Return the names that are JSON Pointers as a tree. Other names, without a leading slash, are ignored."""
+    """Return a tree of the JSON Pointers among `names`. Names without a leading slash are ignored."""
     tree: dict[str, Any] = {}
     for pointer in names:
         if pointer.startswith("/"):
@@ -180,7 +183,7 @@ def _pointer_tree(names: Sequence[str]) -> PointerTree:
 
 
 def _remove(value: Any, names: frozenset[str], tree: PointerTree, replacement: Any, fixed: frozenset[str]) -> Any:
-    """Remove or replace members of objects: each member with one of the names or at a pointer of the tree."""
+    """Remove or replace each field that has one of the names, or that a pointer in the tree leads to."""
     if isinstance(value, list):
         return [
             _remove(item, names, tree.get(f"/{index}", {}) if tree else tree, replacement, fixed)
@@ -199,7 +202,7 @@ def _remove(value: Any, names: frozenset[str], tree: PointerTree, replacement: A
 
 
 def _remove_share(value: Any, share: float, random: KeyedRandom, replacement: Any, fixed: frozenset[str]) -> Any:
-    """Remove or replace a random share of the members of objects."""
+    """Remove or replace a random share of the fields of objects."""
     if isinstance(value, list):
         return [
             _remove_share(item, share, random.within(f"/{index}"), replacement, fixed) if _is_container(item) else item
@@ -222,12 +225,12 @@ def _is_container(value: Any) -> bool:
 
 
 def _corrupt(value: Any, share: float, random: KeyedRandom, fixed: frozenset[str]) -> Any:
-    """Return a copy of a JSON value, with a random share of its texts, numbers and booleans made wrong.
+    """Return a copy of a JSON value in which a random share of strings, numbers and booleans is wrong.
 
     Args:
         share: The share of wrong values, from 0 to 1.
         random: The random source for the location of the value.
-        fixed: The names of members that never change.
+        fixed: The names of fields that never change.
     """
     if isinstance(value, dict):
         return {
@@ -242,7 +245,7 @@ def _corrupt(value: Any, share: float, random: KeyedRandom, fixed: frozenset[str
 
 
 def _wrong_value(leaf: Any, number: float) -> Any:
-    """Return a wrong value of the same type, chosen by a number in [0, 1). Null and "" have none and stay."""
+    """Return a wrong value of the same type, chosen by a number in [0, 1). Null and "" stay unchanged."""
     if isinstance(leaf, bool):
         return not leaf
     if isinstance(leaf, int):
@@ -255,7 +258,7 @@ def _wrong_value(leaf: Any, number: float) -> Any:
 
 
 def _shift_letters(text: str, by: int) -> Iterator[str]:
-    """Yield the characters of a text with ASCII letters and digits shifted. Append "?" if the text has none."""
+    """Yield the characters of a text, with its ASCII letters and digits shifted. Without any, append "?"."""
     changed = False
     for letter in text:
         for first, count in (("0", 10), ("a", 26), ("A", 26)):

@@ -1,7 +1,7 @@
 """Operation hook that applies a session's perturbation rules to the calls of its agent.
 
-A rule can answer a call without running the function, run it without committing its changes, or change the answer. A
-function that runs always runs unchanged. The record shows the real call and, in `perturbed`, the agent's view.
+A rule can answer a call without running its function, run the function without committing its changes, or change the
+answer. Rules never change how a function runs. The record shows the real call and, in `perturbed`, the agent's view.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ from toolpack_server.sessions.records import cut_arguments
 from toolpack_server.stores.base import Head, StoredSession
 
 MAX_CACHED = 1000  # max cache entries: parsed rules, and names of functions
-MAX_RECENT = 100  # max answers in `_Memo.recent`; must exceed the calls of one commit
+MAX_RECENT = 100  # max answers in `_Memo.recent`; must exceed the number of calls in one commit
 
 _TYPED = re.compile(r"([A-Za-z_][\w.]*): (.*)", re.DOTALL)
 
@@ -48,8 +48,8 @@ _TYPED = re.compile(r"([A-Za-z_][\w.]*): (.*)", re.DOTALL)
 class _AnswerIndex:
     """Index of the agent's latest answers on a session's path, for `stale` rules, which repeat an earlier answer.
 
-    It covers the first `count` records of the path. A cancelled operation may still be adding records; this does no
-    harm, because `count` and the positions never decrease. A reset starts a new index.
+    The index covers the first `count` records of the path. A cancelled operation might still add records to the index.
+    This does no harm, because `count` and the positions never decrease. A reset starts a new index.
     """
 
     def __init__(self) -> None:
@@ -58,15 +58,15 @@ class _AnswerIndex:
 
 
 class _Memo(NamedTuple):
-    """Data of this hook for a session, in memory, valid after the session's last record."""
+    """This hook's data for a session. It is kept in memory, and describes the session after its last record."""
 
     counts: Counts
     answers: _AnswerIndex
-    recent: Mapping[bytes, bytes] = {}  # latest answers by call, because records that aren't committed can't be read
+    recent: Mapping[bytes, bytes] = {}  # latest answers by call; records before their commit can't be read elsewhere
 
 
 class _MatchedRules(NamedTuple):
-    """The rules that apply to a call, as `before` found them. `after` applies those on the answer."""
+    """The rules that `before` found for a call. `after` reads them and applies the rules that change the answer."""
 
     decision: Decision
     run: bool  # whether the function runs
@@ -76,7 +76,7 @@ class _MatchedRules(NamedTuple):
 
 
 class PerturbationHook(OperationHook):
-    """Injects errors, changed results and lost answers into the agent's calls, as the session's rules say."""
+    """Injects errors, changed results and lost answers into the agent's calls, according to the session's rules."""
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
@@ -103,7 +103,7 @@ class PerturbationHook(OperationHook):
     # Lists of functions
 
     def view(self, session: StoredSession, head: Head) -> View:
-        """Return the agent's view of the functions, in a session for which `concerns` is true."""
+        """Return the agent's view of the functions. The session must have rules, so `concerns` must be true."""
         rules = self._rules(session)
         appearance = rules.appearance(counts_at(session, head.index, self._paths).calls)
         return View(list if appearance is None else appearance.apply, lasts=not rules.changes_lists)
@@ -112,7 +112,7 @@ class PerturbationHook(OperationHook):
 
     @override
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> None:
-        """Find the rules that apply to a call of the agent, and let them change or replace the call."""
+        """Find the rules that apply to a call by the agent. Apply the rules that change or replace the call."""
         if not isinstance(operation, CallOperation):
             return
         memo, decision = self._memo(state), Decision()
@@ -149,8 +149,8 @@ class PerturbationHook(OperationHook):
     def _translate(operation: CallOperation, appearance: Appearance) -> tuple[list[str], Outcome | None]:
         """Replace new names of functions in a call by the real names.
 
-        Return the names of the rules that renamed the functions, and None. If the call has an unknown name, return the
-        error as the call's outcome instead of None. The error lists only names that the agent can see.
+        Return the names of the rules that renamed the functions, and None. If a name in the call is unknown, return an
+        outcome with the error instead of None. The error lists only names that the agent can see.
         """
         plan, request = operation.plan, operation.request
         functions = {name: function.name for name, function in plan.runtime.functions.items()}
@@ -176,7 +176,8 @@ class PerturbationHook(OperationHook):
     def _hide(operation: CallOperation, appearance: Appearance) -> list[str]:
         """Remove hidden functions from the call's runtime, so that the call can't find them.
 
-        Return the name of the rule that hides the first called function that is hidden, as a list of at most one name.
+        Return a list with the name of one rule: the rule that hides the first hidden function in the call. The list is
+        empty if the call names no hidden function.
         """
         plan = operation.plan
         called = [
@@ -196,17 +197,17 @@ class PerturbationHook(OperationHook):
     def _replacement(self, rule: Rule, operation: CallOperation, state: SessionState) -> Outcome:
         if rule.effect == "error":
             return Outcome(failure=_failure(rule.value))
-        return Outcome(self._answer(state, self._calls(operation, state)[-1]))
+        return Outcome(self._latest_answer(state, self._calls(operation, state)[-1]))
 
     # Earlier answers, for `stale` rules
 
     def _has_answer(self, state: SessionState, call: Call) -> bool:
-        return self._answer(state, call) is not None
+        return self._latest_answer(state, call) is not None
 
-    def _answer(self, state: SessionState, call: Call) -> bytes | None:
-        """Return the agent's latest successful answer to the same call as JSON.
+    def _latest_answer(self, state: SessionState, call: Call) -> bytes | None:
+        """Return the latest successful answer that the agent got to an equal call, as JSON.
 
-        Return None if the agent has got no such answer, or if the answer was cut in its record.
+        Return None if the agent got no successful answer, or if the answer was cut in its record.
         """
         key, memo = dumps(call, sort_keys=True), self._memo(state)
         if key in memo.recent:
@@ -219,7 +220,7 @@ class PerturbationHook(OperationHook):
         return dumps(agent_view(loads(line))["result"])
 
     def _extend_index(self, state: SessionState, index: _AnswerIndex) -> None:
-        """Add the records of the path that the index doesn't cover yet."""
+        """Add the records of the path that aren't in the index yet."""
         names = self._functions(Recipe.of(state.session).toolpacks).names
         lines = self._paths.lines(state.session, state.version, index.count)
         for position, (_, line) in enumerate(lines, index.count):
@@ -235,7 +236,7 @@ class PerturbationHook(OperationHook):
 
     @override
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
-        """Count the call, apply the rules on the answer, and store the counts in the record."""
+        """Count the call, apply the rules that change its answer, and store the counts in the record."""
         shown, memo = change.members or {}, self._memo(state)
         kind = self._kinds[operation.record_kind]
         back_to = kind.goes_back_to(shown)
@@ -263,7 +264,9 @@ class PerturbationHook(OperationHook):
             answer = replace(real, result=None, failure=_failure(decision.lost.value))
             names.append(decision.lost.name)
         elif matched.run and real.failure is None:
-            if plan.compares and decision.results:  # the read-only check has replaced the call's deadline by its own
+            if (
+                plan.compares and decision.results
+            ):  # the read-only check has replaced the call's deadline, so start it again
                 matched.start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
             answer, result_rules = self._apply_result_rules(decision, real, self._rules(state.session).seed)
             names += result_rules
@@ -282,9 +285,9 @@ class PerturbationHook(OperationHook):
             change.private["content"] = answer.content
 
     def _agent_view(self, matched: _MatchedRules, real: Outcome, answer: Outcome) -> dict[str, Any]:
-        """Return the members of the call that the agent sent or got differently.
+        """Return the fields of the call in which the agent's view differs from the real call.
 
-        `function` is included if the agent used a new name for the function or for one in a nested call.
+        `function` is included if the agent used a new name for the called function or for a function in a nested call.
         """
         max_bytes, view = self._context.settings.max_record_bytes, dict[str, Any]()
         if matched.sent is not None:
@@ -298,9 +301,9 @@ class PerturbationHook(OperationHook):
         return view
 
     def _apply_result_rules(self, decision: Decision, outcome: Outcome, seed: str) -> tuple[Outcome, list[str]]:
-        """Apply the rules on results. Return the new outcome, and the names of the rules that changed it.
+        """Apply the rules that change results. Return the new outcome, and the names of the rules that changed it.
 
-        If a rule makes the result too large, the outcome is a failure. The deadline of the call can interrupt this.
+        If a rule makes the result too large, the outcome is a failure. The call's deadline can interrupt this method.
         """
         names: list[str] = []
         if not decision.results:
@@ -332,14 +335,14 @@ class PerturbationHook(OperationHook):
     def _recent_answers(
         self, memo: _Memo, operation: CallOperation, state: SessionState, change: Effect
     ) -> Mapping[bytes, bytes]:
-        """Return the latest answers including this call's, if a `stale` rule may need them."""
+        """Return the latest answers. Add this call's answer if a `stale` rule might need it later."""
         answer: Outcome = change.answer
         if answer.failure is not None or answer.result is None or not self._rules(state.session).may_be_stale:
             return memo.recent
         if max(len(answer.result), len(operation.request.sent)) > self._context.settings.max_record_bytes:
-            return memo.recent  # as in `_extend_index`, an answer that is cut in its record doesn't count
+            return memo.recent  # as in `_extend_index`, ignore an answer that is cut in its record
         name, _ = self._calls(operation, state)[-1]
-        # The key comes from `sent`, because the function may have changed the objects in `kwargs`.
+        # The key is computed from `sent`, because the function might have changed the objects in `kwargs`.
         key = dumps((name, loads(operation.request.sent)), sort_keys=True)
         others = [entry for entry in memo.recent.items() if entry[0] != key][1 - MAX_RECENT :]
         return dict([*others, (key, answer.result)])
@@ -351,7 +354,7 @@ def _with_real_names(kwargs: Mapping[str, Any], appearance: Appearance | None) -
 
 
 def _with_real_name(value: Any, appearance: Appearance | None) -> Any:
-    """Return an argument with real names if it is a nested call, otherwise unchanged."""
+    """Return an argument with real names of functions if it is a nested call. Otherwise return it unchanged."""
     call = value.get("$call") if type(value) is dict and len(value) == 1 else None
     if type(call) is not dict or call.keys() != {"function", "args"} or type(call["args"]) is not dict:
         return value
@@ -372,7 +375,7 @@ def _rename_in_failure(outcome: Outcome, appearance: Appearance) -> tuple[Outcom
 
 
 def _failure(text: str) -> CallFailure:
-    """Build a failure from a text of the form `ErrorType: message`, or a message alone."""
+    """Build a failure from a string: `ErrorType: message`, or a message alone."""
     match = _TYPED.fullmatch(text)
     kind, message = (match[1], match[2]) if match else ("", text)
     return CallFailure(kind, message, Failure.RAISED)

@@ -1,4 +1,4 @@
-"""Types of the members that perturbations add to results. The module has only types, as `protocol/results.py`."""
+"""Types of the fields that perturbations add to results. Like `protocol/results.py`, the module contains only types."""
 
 from typing import NotRequired
 
@@ -12,8 +12,8 @@ from toolpack_server.protocol.results import Json
 class Perturbations(TypedDict):
     """Rules that inject faults and texts into the calls of a session's agent.
 
-    `variant` names a variant of the session's task. Its rules come before `rules`. In the description of a session,
-    `rules` includes the rules of the variant. `seed` is the seed of random numbers.
+    `variant` names a variant of the session's task. The variant's rules come before `rules`. In the description of a
+    session, `rules` includes the variant's rules. `seed` determines the random numbers of the rules.
     """
 
     variant: NotRequired[str | None]
@@ -22,13 +22,13 @@ class Perturbations(TypedDict):
 
 
 class SessionPerturbations(TypedDict):
-    """`perturbations` are the rules for the session's agent."""
+    """`perturbations` contains the rules for the session's agent."""
 
     perturbations: NotRequired[Perturbations]
 
 
 class AgentView(TypedDict):
-    """The members of a call that the agent sent or got differently from the real call."""
+    """The fields of a call in which the agent's view differs from the real call."""
 
     function: NotRequired[str]
     kwargs: NotRequired[dict[str, Json]]
@@ -37,10 +37,10 @@ class AgentView(TypedDict):
 
 
 class Perturbed(TypedDict):
-    """The perturbation of a call: `rules` changed the call, and `agent` has the agent's view.
+    """The perturbation of a call. `rules` names the rules that changed the call. `agent` contains the agent's view.
 
-    The other members of the record show the real call. `phantom` is true if the function ran, but
-    its changes weren't committed. `run` is false then, and if the function didn't run.
+    The other fields of the record show the real call. `phantom` is true if the function ran, but its changes weren't
+    committed. `run` is false if the function didn't run, or if its changes weren't committed.
     """
 
     rules: list[str]

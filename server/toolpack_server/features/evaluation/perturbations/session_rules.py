@@ -1,4 +1,4 @@
-"""Perturbation rules of one session: which rules apply to a call, and how functions appear to the agent.
+"""Perturbation rules of one session. They decide which rules apply to a call, and how functions appear to the agent.
 
 All functions here are pure. Values that depend only on the rules and the session's functions are computed once.
 """
@@ -8,25 +8,25 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from toolpack_server.features.evaluation.perturbations.appearance import Appearance
-from toolpack_server.features.evaluation.rules import INSTEAD, OF_LISTS, OF_NESTED, Rule, read_rules
+from toolpack_server.features.evaluation.rules import LIST_EFFECTS, NESTED_EFFECTS, REPLACING_EFFECTS, Rule, read_rules
 from toolpack_server.packs.names import without_dots
 from toolpack_server.packs.pack_function import PackFunction
 
 MAX_APPEARANCES = 100  # max cached appearances for each `SessionRules`
 
 Call = tuple[str, Mapping[str, Any]]
-"""The function's name in the session, and the arguments."""
+"""A call: the function's name in the session, and the arguments."""
 
 
 class Functions:
-    """The functions of a session.
+    """Index of a session's functions: their names in calls and in rules.
 
     Args:
-        functions: The functions, by each name that a call may use.
+        functions: Maps each name that a call can use to its function.
 
     Attributes:
-        names: The name of each function in the session, by each name that a call may use.
-        spellings: All names that a rule may use for a function, by the function's name in the session.
+        names: Maps each name that a call can use to the function's name in the session.
+        spellings: Maps the function's name in the session to all names that a rule can use for it.
     """
 
     def __init__(self, functions: Mapping[str, PackFunction]) -> None:
@@ -48,10 +48,10 @@ class Decision(NamedTuple):
     Attributes:
         applied: The names of the rules that take effect before the call runs.
         replacement: A rule that answers the call, so the function doesn't run.
-        lost: A rule that replaces the answer of a successful call by an error.
+        lost: A rule that replaces the answer to a successful call by an error.
         phantom: A rule that keeps the call's changes from being committed.
-        results: The rules that change the result. Each has the name of the function and the number of the call, from
-            which random numbers are drawn.
+        results: The rules that change the result. With each rule come the function's name and the call's number, which
+            determine the rule's random numbers.
         delay: Seconds that rules add to the session's clock before the call.
     """
 
@@ -64,19 +64,19 @@ class Decision(NamedTuple):
 
 
 class SessionRules:
-    """The rules of a session.
+    """The perturbation rules of a session.
 
     Attributes:
-        seed: The seed of random numbers.
-        may_be_stale: Whether a rule repeats earlier answers, so that answers must be remembered.
-        changes_lists: Whether the agent's list of functions may change between calls.
+        seed: Seed that determines the random numbers of the rules.
+        may_be_stale: Whether a rule repeats earlier answers, so that the hook must remember answers.
+        changes_lists: Whether the agent's list of functions can change between calls.
     """
 
     def __init__(self, rules: Sequence[Rule], seed: str, functions: Functions) -> None:
         self.seed = seed
         self._functions = functions
-        self._call_rules = [rule for rule in rules if rule.effect not in OF_LISTS]
-        self._list_rules = [rule for rule in rules if rule.effect in OF_LISTS]
+        self._call_rules = [rule for rule in rules if rule.effect not in LIST_EFFECTS]
+        self._list_rules = [rule for rule in rules if rule.effect in LIST_EFFECTS]
         self._functions_by_rule = {
             rule.name: [name for name, spellings in functions.spellings.items() if rule.names(spellings)]
             for rule in rules
@@ -105,9 +105,9 @@ class SessionRules:
         return None
 
     def ambiguous_name(self) -> tuple[str, str] | None:
-        """Return the name of a rule that gives two functions the same new name, and the new name.
+        """Return the name of a rule that renames two functions to the same name, and that name.
 
-        Return None if no rule does so.
+        Return None if all new names are unique.
         """
         for rule in self._list_rules:
             names = self._make_appearance((rule.name,)).names
@@ -134,12 +134,12 @@ class SessionRules:
             counts[name] = counts.get(name, 0) + 1
             nested = index < len(calls) - 1
             for rule in self._call_rules:
-                if nested and rule.effect not in OF_NESTED:
+                if nested and rule.effect not in NESTED_EFFECTS:
                     continue
                 number = self._call_number(rule, name, arguments, before, counts)
                 if number is None or (rule.effect == "stale" and not has_answer((name, arguments))):
                     continue
-                if rule.effect in INSTEAD:
+                if rule.effect in REPLACING_EFFECTS:
                     return Decision([*applied, rule.name], rule, delay=delay)
                 if rule.effect == "delay":
                     delay += rule.value
@@ -155,7 +155,10 @@ class SessionRules:
     def _call_number(
         self, rule: Rule, name: str, arguments: Mapping[str, Any], before: Mapping[str, int], counts: Mapping[str, int]
     ) -> int | None:
-        """Return the number of a call, counted over all functions of the rule. None if the rule doesn't apply."""
+        """Return the number of a call, counting calls to any function that the rule affects.
+
+        Return None if the rule doesn't apply to the call.
+        """
         functions = self._functions_by_rule[rule.name]
         if name not in functions or not self._is_triggered(rule, before):
             return None
@@ -168,7 +171,7 @@ class SessionRules:
     # Lists
 
     def appearance(self, before: Mapping[str, int]) -> Appearance | None:
-        """Return the appearance of functions after these calls, or None if no rule on lists applies.
+        """Return how functions appear to the agent after these calls. None if no rule changes the list now.
 
         Args:
             before: The number of earlier calls, by function.
@@ -180,7 +183,7 @@ class SessionRules:
         return self._appearance(tuple(rules)) if rules else None
 
     def _make_appearance(self, names: tuple[str, ...]) -> Appearance:
-        """Return the appearance under the rules with these names."""
+        """Return the appearance of functions that results from the rules with these names."""
         rules = [rule for rule in self._list_rules if rule.name in names]
         functions_by_rule = {
             rule.name: [name for name in self._functions_by_rule[rule.name] if rule.hits(self.seed, name)]

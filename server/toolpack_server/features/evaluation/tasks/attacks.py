@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from toolpack_server.cli.requests import Send
 from toolpack_server.cli.session_commands import whole_trace
-from toolpack_server.features.evaluation.rules import OF_LISTS, Rule, read_rules
+from toolpack_server.features.evaluation.rules import LIST_EFFECTS, Rule, read_rules
 from toolpack_server.features.evaluation.tasks.pass_rates import align
 from toolpack_server.features.evaluation.tasks.summaries import OWN_RULES
 from toolpack_server.protocol.senders import AGENT
@@ -127,7 +127,7 @@ def _is_injected(rules: Sequence[Rule], path: Sequence[Mapping[str, Any]], fork_
     applied = {name for call in calls for name in call.get("perturbed", {}).get("rules", ())}
     # A rule on lists leaves no mark on a call, so it counts as met if it applied before any of the agent's calls.
     return any(
-        rule.name in applied or (rule.effect in OF_LISTS and any(map(rule.counts, range(1, len(calls) + 1))))
+        rule.name in applied or (rule.effect in LIST_EFFECTS and any(map(rule.counts, range(1, len(calls) + 1))))
         for rule in rules
     )
 
