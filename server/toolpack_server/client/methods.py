@@ -192,7 +192,7 @@ class AgentMethods:
 
     @requests("get_task")
     def get_task(self) -> AgentTask:
-        """Return the agent's prompt, and how many calls it has used. Without a task, the result has no prompt."""
+        """Return the agent's prompt, and how many calls the agent has used. Without a task, no prompt is returned."""
 
     @requests("submit_answer")
     def submit_answer(self, answer: str = "", *, call_id: str | None = None) -> bool:
@@ -498,7 +498,7 @@ class ClientMethods:
         Args:
             toolpack: List only tasks of this toolpack.
             split: List only tasks of this split.
-            tags: List only tasks that have all these tags.
+            tags: List only tasks with all these tags.
             after: List only tasks with a greater `index` (their number in the list of all tasks).
             limit: The maximum number of results.
         """
@@ -558,10 +558,10 @@ class ClientMethods:
 
         Args:
             task: A task of one of the session's toolpacks; default: the session's task.
-            version: The version to evaluate; default: the current one.
-            answer: The answer to evaluate; default: the recorded one.
+            version: The version to evaluate; default: the current version.
+            answer: The answer to evaluate; default: the recorded answer.
             record: Store the verdict as a record of the session, for list_sessions.
-            raise_on_error: If no reward can be computed, answer with a JSON-RPC error. If false, answer with an
+            raise_on_error: If true and no reward can be computed, return a JSON-RPC error. If false, return an
                 invalid verdict.
             ends: End the agent's part with the recorded verdict, as an answer does. Requires `record`.
         """
@@ -602,24 +602,24 @@ class ClientMethods:
         """List sessions with a summary of each and its verdict, and with the pass rates of their tasks.
 
         Args:
-            labels: List only sessions that have all these labels.
-            after: List the sessions after this session_id: `next` of the last page; default: from the first.
+            labels: List only sessions with all these labels.
+            after: The `next` of the previous page: list the sessions after it. Default: list the first page.
             limit: The maximum number of sessions.
             order: Sort by id, created, task, parent, verdict, calls, last, done or version; `-` means descending.
             text: List only sessions with this text in id, task, labels or trace. Case is ignored.
-            known: The `digest` of the last answer. If nothing has changed, the new answer has no sessions. Send an
-                empty text to get the first digest.
-            total: Also count all matching sessions; this reads all of them.
+            known: The `digest` of the previous result. If nothing has changed since, the new result contains no
+                sessions. Send an empty string to get the first digest.
+            total: Also count all matching sessions, which requires reading all of them.
             evaluate: Evaluate each session that has a task; default: return the recorded verdict, if any.
             record: Store each verdict of `evaluate` as evaluate_session does.
         """
 
     @requests("get_solution")
     def get_solution(self, session_id: str, *, version: int | None = None) -> Solution:
-        """Return a solution of the session's task as calls of run_function, and those that the session still lacks.
+        """Return a solution of the session's task as calls to run_function, and the calls that the session still lacks.
 
         Args:
-            version: The version at which `rest` has the missing calls; default: the current one.
+            version: `rest` contains the calls missing at this version; default: the current version.
         """
 
     @requests("review_session")
@@ -628,7 +628,7 @@ class ClientMethods:
 
         Args:
             record: Store the review, and keep the fork with the winning continuation. A stored review is returned
-                at once, until the session gets a further record.
+                at once, as long as the session gets no further record.
         """
 
     @requests("replay_session")

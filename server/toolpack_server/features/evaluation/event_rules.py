@@ -40,7 +40,7 @@ EXPONENTIAL = "exponential"
 _TEXTS = Texts(
     "The events must be a list of rules",
     f"A session can have at most {MAX_RULES} event rules, of {MAX_BYTES} bytes together; give fewer",
-    "The event rules can't be converted to JSON; use texts, numbers, lists and objects",
+    "The event rules can't be converted to JSON; use strings, numbers, lists and objects",
     "Two events have the name {name!r}; give each a different one",
 )
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -185,7 +185,7 @@ def time_text(at: int) -> str:
 
 
 def _duration(value: Any) -> int | None:
-    """Convert a number of seconds or a text such as `1h 30m` to microseconds. Return None for any other value."""
+    """Convert a number of seconds or a string such as `1h 30m` to microseconds. Return None for any other value."""
     if is_number(value) and math.isfinite(value) and 0 <= value <= MAX_SECONDS:
         rounded: int = round(value * SECOND)
         return rounded
@@ -231,7 +231,7 @@ def _read(index: int, rule: Any, begins: int) -> EventRule:
     about = f"Event {name!r}"
     for member in rule:
         if member not in MEMBERS:
-            raise ValueError(f"{about}: unknown member {str(member)[:100]!r}; choose from {', '.join(MEMBERS)}")
+            raise ValueError(f"{about}: unknown field {str(member)[:100]!r}; choose from {', '.join(MEMBERS)}")
     whens = [when for when in WHENS if when in rule]
     if len(whens) != 1 and whens != ["at", "every"]:
         raise ValueError(f"{about}: it has {len(whens) or 'none'} of {', '.join(WHENS)}; give one")
@@ -270,7 +270,7 @@ def _check_members(about: str, rule: Mapping[str, Any]) -> None:
     """Check the types and values of a rule's fields."""
     for member in ("call", "by", "do", "say", "as", "to", "notice"):
         if member in rule and not is_text(rule[member]):
-            raise ValueError(f"{about}: {member} must be a text")
+            raise ValueError(f"{about}: {member} must be a string")
     for member in ("after", "offer", "withdraw"):
         if member in rule and not (is_text(rule[member]) or are_texts(rule[member])):
             raise ValueError(f"{about}: {member} must be a name, or a list of names")

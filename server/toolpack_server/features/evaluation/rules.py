@@ -24,7 +24,7 @@ FORGETS = ("description", "descriptions", "types", "required", "defaults")
 _TEXTS = Texts(
     "The rules must be a list",
     f"Perturbations can have at most {MAX_RULES} rules and {MAX_BYTES} bytes: give fewer rules",
-    "The rules can't be converted to JSON: use texts, numbers, lists and objects",
+    "The rules can't be converted to JSON: use strings, numbers, lists and objects",
     "Two rules have the name {name!r}: give each rule a different name",
 )
 
@@ -69,14 +69,14 @@ def _truncates(value: Any) -> bool:
 
 
 EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "error": (is_text, "a text"),
+    "error": (is_text, "a string"),
     "stale": (lambda value: value is True, "true"),
-    "lost": (is_text, "a text"),
+    "lost": (is_text, "a string"),
     "phantom": (lambda value: value is True, "true"),
     "delay": (lambda value: _is_number(value) and 0 < value <= MAX_DELAY, f"a number of seconds up to {MAX_DELAY:.0f}"),
     "result": (lambda _value: True, "JSON"),
-    "replace": (_maps_texts, "an object that maps texts to texts"),
-    "append": (_appends, "a text, or an object with text and at, a JSON Pointer"),
+    "replace": (_maps_texts, "an object that maps strings to strings"),
+    "append": (_appends, "a string, or an object with text and at, a JSON Pointer"),
     "truncate": (_truncates, "an object with numbers as texts or items"),
     "drop": (
         lambda value: are_texts(value) or _is_share(value),
@@ -89,7 +89,7 @@ EFFECTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "corrupt": (_is_share, "a share from 0 to 1"),
     "hide": (lambda value: value is True, "true"),
     "rename": (lambda value: value is True or _renames(value), "true, or an object that maps old names to new names"),
-    "describe": (_describes, "a text, true, or an object with a text as append"),
+    "describe": (_describes, "a string, true, or an object with a string as append"),
     "forget": (
         lambda value: are_texts(value) and {*value} <= {*FORGETS},
         f"a list of {', '.join(FORGETS)}",
@@ -178,12 +178,12 @@ def _read(index: int, rule: Any) -> Rule:
         raise ValueError(f"Rule '{index}' must be an object")  # noqa: TRY004 - callers handle only ValueError
     name = rule.get("name", str(index))
     if not is_text(name):
-        raise ValueError(f"Rule '{index}': name must be a text")
+        raise ValueError(f"Rule '{index}': name must be a string")
     about = f"Rule {name[:100]!r}"
     choices = (*WHEN, "harm", *EFFECTS)
     for member in rule:
         if member not in choices:
-            raise ValueError(f"{about}: unknown member {str(member)[:100]!r}: choose from {', '.join(choices)}")
+            raise ValueError(f"{about}: unknown field {str(member)[:100]!r}: choose from {', '.join(choices)}")
     effects = [effect for effect in EFFECTS if effect in rule]
     if len(effects) != 1:
         number = f"{len(effects)} effects" if effects else "no effect"
@@ -241,7 +241,7 @@ def _read_calls(about: str, value: Any) -> list[tuple[int, int | None, int | Non
     """
     if not isinstance(value, str):
         # Callers handle only ValueError.
-        raise ValueError(f"{about}: calls must be a text, such as '2', '1-3', '4-' or '4-5/5'")  # noqa: TRY004
+        raise ValueError(f"{about}: calls must be a string, such as '2', '1-3', '4-' or '4-5/5'")  # noqa: TRY004
     ranges = []
     for item in value.split(","):
         match = _ITEM.fullmatch(item.strip())

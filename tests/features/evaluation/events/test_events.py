@@ -88,7 +88,7 @@ class Sender:
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        ({"name": "x", "eror": 1}, "Event 'x': unknown member 'eror'; choose from name, at, every"),
+        ({"name": "x", "eror": 1}, "Event 'x': unknown field 'eror'; choose from name, at, every"),
         ({"name": "x", "at": 1, "call": "bump"}, "Event 'x': it has 2 of at, every, after, call, when; give one."),
         ({"name": "x"}, "Event 'x': it has none of at, every"),
         ({"name": "x", "at": 1, "do": "sned"}, "Event 'x': the session has no function 'sned'."),
@@ -114,7 +114,7 @@ def test_too_many_rules_are_refused(bench):
 
 def test_a_toolpack_names_the_place_of_a_wrong_rule():
     pack = Toolpack("wrong", Counters)
-    with pytest.raises(RegistrationError, match=r"test_events.py.*Event 'tick': unknown member 'eror'"):
+    with pytest.raises(RegistrationError, match=r"test_events.py.*Event 'tick': unknown field 'eror'"):
 
         @pack.event(every=1, eror=2)
         def tick() -> None:

@@ -141,7 +141,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"x": 3}, "Participant 'x' is a number: give an object of functions, max_calls, prompt, answers."),
     (
         {"x": {"functons": []}},
-        "Participant 'x': unknown member 'functons': choose from functions, max_calls, prompt, answers.",
+        "Participant 'x': unknown field 'functons': choose from functions, max_calls, prompt, answers.",
     ),
     ({"x": {"max_calls": -1}}, "Participant 'x': max_calls must be a non-negative integer."),
     ({"x": {"max_calls": True}}, "Participant 'x': max_calls must be a non-negative integer."),

@@ -101,4 +101,4 @@ def test_sessions_without_the_participant_are_left_out(endpoint, tmp_path):
 def test_participant_option_requires_trajectories():
     done = invoke("evaluate", "--participant", "user")
     assert done.exit_code == 2
-    assert "--participant selects the trajectories to write: give --trajectories, too." in done.stderr
+    assert "--participant selects the trajectories to write: also give --trajectories." in done.stderr

@@ -891,10 +891,10 @@ def test_evaluators_see_the_perturbations_of_calls(bench):
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        ({"name": "x", "eror": "y"}, "Rule 'x': unknown member 'eror': choose from name, functions, calls, rate, "),
+        ({"name": "x", "eror": "y"}, "Rule 'x': unknown field 'eror': choose from name, functions, calls, rate, "),
         ({"name": "x", "error": "y", "hide": True}, "Rule 'x': it has 2 effects: give one of error, stale, lost, "),
         ({"name": "x"}, "Rule 'x': it has no effect: give one of error, stale, lost, phantom, "),
-        ({"name": "x", "error": 1}, "Rule 'x': error must be a text."),
+        ({"name": "x", "error": 1}, "Rule 'x': error must be a string."),
         ({"name": "x", "hide": False}, "Rule 'x': hide must be true."),
         (
             {"name": "x", "truncate": {"text": 1}},
@@ -903,7 +903,7 @@ def test_evaluators_see_the_perturbations_of_calls(bench):
         ({"name": "x", "drop": []}, "Rule 'x': drop must be a list of names or JSON Pointers, or a share from 0 to 1."),
         (
             {"name": "x", "describe": {"append": ""}},
-            "Rule 'x': describe must be a text, true, or an object with a text as append",
+            "Rule 'x': describe must be a string, true, or an object with a string as append",
         ),
         *(
             ({"name": "x", "append": "y", "harm": harm}, "Rule 'x': harm must be the name of a task, or an object with")
@@ -919,7 +919,7 @@ def test_evaluators_see_the_perturbations_of_calls(bench):
         ({"name": "x", "forget": ["all"]}, "Rule 'x': forget must be a list of description, descriptions, types, "),
         (
             {"name": "x", "append": {"text": "y"}},
-            "Rule 'x': append must be a text, or an object with text and at, a JSON Pointer",
+            "Rule 'x': append must be a string, or an object with text and at, a JSON Pointer",
         ),
         ({"name": "x", "error": "y", "rate": 1.5}, "Rule 'x': rate must be a number from 0 to 1."),
         (
@@ -934,14 +934,14 @@ def test_evaluators_see_the_perturbations_of_calls(bench):
         ({"name": "x", "error": "y", "calls": "two"}, "Rule 'x': calls has 'two': write '2', '1-3', '4-' or '4-5/5'."),
         (
             {"name": "x", "error": "y", "calls": 2},
-            "Rule 'x': calls must be a text, such as '2', '1-3', '4-' or '4-5/5'.",
+            "Rule 'x': calls must be a string, such as '2', '1-3', '4-' or '4-5/5'.",
         ),
         (
             {"name": "x", "error": "y", "functions": []},
             "Rule 'x': functions must be a name, a pattern, or a list of them.",
         ),
         ({"name": "x", "error": "y", "where": 1}, "Rule 'x': where must be an object of arguments."),
-        ({"name": 1, "error": "y"}, "Rule '0': name must be a text."),
+        ({"name": 1, "error": "y"}, "Rule '0': name must be a string."),
         (
             {"name": "x", "hide": True, "where": {"a": 1}},
             "Rule 'x': where selects calls by arguments, but hide affects the list of functions: omit it.",

@@ -260,7 +260,7 @@ def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail, monkeypatc
 
 def test_the_sibling_is_found_among_many_rollouts(mail, monkeypatch):
     """It may be on a further page, unanswered, and older than all rollouts that are evaluated."""
-    monkeypatch.setattr(reviews, "MAX_JUDGED", 2)
+    monkeypatch.setattr(reviews, "MAX_EVALUATIONS", 2)
     monkeypatch.setattr("toolpack_server.features.evaluation.tasks.summaries._MAX_SECONDS", 0)  # one session a page
     labels = {"run": "large"}
     sibling = played(mail, "mail/open", [("write", {"line": "x"}), ("send", {})], None, labels=labels)
@@ -273,7 +273,7 @@ def test_the_sibling_is_found_among_many_rollouts(mail, monkeypatch):
 
 
 def test_an_unrecorded_sibling_is_judged_after_the_rollout_itself(mail, monkeypatch):
-    monkeypatch.setattr(reviews, "MAX_JUDGED", 1)
+    monkeypatch.setattr(reviews, "MAX_EVALUATIONS", 1)
     labels = {"run": "unrecorded"}
     sibling = played(mail, "mail/open", [("write", {"line": "x"}), ("send", {})], None, labels=labels)
     failed = played(mail, "mail/open", [("write", {"line": "x"})], labels=labels)

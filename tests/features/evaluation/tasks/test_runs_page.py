@@ -7,7 +7,7 @@ import server_process
 from command_line import invoke
 
 from toolpack_server.features.evaluation.tasks.pass_rates import pass_all, pass_any, rates
-from toolpack_server.features.evaluation.tasks.report import ENTRY, one_script
+from toolpack_server.features.evaluation.tasks.report import ENTRY, bundle_script
 
 MARKUP = '<img src=x onerror="window.ran=1">'
 ENDS = "</script><!--<script>\u2028"  # This text would end the element with the data if it weren't escaped.
@@ -247,8 +247,8 @@ def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):
 
 
 def test_one_script_has_all_that_its_modules_import():
-    """A name whose export `one_script` doesn't recognize would be undefined in the script."""
-    script = one_script(ENTRY)
+    """A name whose export `bundle_script` doesn't recognize would be undefined in the script."""
+    script = bundle_script(ENTRY)
     exported = {
         name: set(names.split(", "))
         for name, names in re.findall(r"^const \$(\w+) = .*?^return \{ (.*?) \};$", script, re.MULTILINE | re.DOTALL)

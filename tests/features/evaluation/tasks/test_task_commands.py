@@ -141,12 +141,12 @@ def test_check_says_that_a_failing_solution_submits_no_answer(tmp_path):
         ('variants={"x": [{"hide": True, "functions": "of"}]}', "Rule '0': the session has no function 'of'."),
         (
             'variants={"x": [{"hid": True}]}',
-            "task 'light': variant 'x': Rule '0': unknown member 'hid': choose from ",
+            "task 'light': variant 'x': Rule '0': unknown field 'hid': choose from ",
         ),
         ('variants={"a b": []}', "task 'light': 'a b' isn't a valid name of a variant"),
         ("variants=7", "its variants is a int: give a dict"),
         ('options={"x": 1}', "Toolpack 'lamps' takes no options"),
-        ('toolpacks={"x": {}}', "it needs the toolpack 'x', which isn't loaded: load that toolpack, too."),
+        ('toolpacks={"x": {}}', "it needs the toolpack 'x', which isn't loaded: also load that toolpack."),
         ('solution=[("switch_on", {})], max_calls=0', "its solution makes more calls than max_calls allows: 1, not 0."),
     ],
 )

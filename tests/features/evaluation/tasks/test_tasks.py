@@ -20,7 +20,7 @@ from serving import PACKS, Bench, refused
 from toolpack_server import Check, Evaluation, Rollout, Toolpack, reached_solution
 from toolpack_server.base.errors import Interrupted, InvalidParamsError, RegistrationError
 from toolpack_server.features.evaluation.episodes.progress import ProgressChecker
-from toolpack_server.features.evaluation.tasks.evaluation import seen
+from toolpack_server.features.evaluation.tasks.evaluation import seen_record
 from toolpack_server.features.evaluation.tasks.rollouts import verdict as judge
 from toolpack_server.features.evaluation.tasks.task import Task
 from toolpack_server.features.protocols.mcp.protocol import Mcp
@@ -154,8 +154,8 @@ def test_failing_loader_is_an_error_with_its_name(quick, monkeypatch):
         ({"name": "a/b"}, "'a/b' isn't a valid task name"),
         ({"name": ""}, "isn't a valid task name"),
         ({"name": "x" * 129}, "isn't a valid task name"),
-        ({"prompt": None}, "its prompt must be a text, or a list"),
-        ({"prompt": [{"role": "tool", "content": ""}]}, "its prompt must be a text"),
+        ({"prompt": None}, "its prompt must be a string, or a list"),
+        ({"prompt": [{"role": "tool", "content": ""}]}, "its prompt must be a string"),
         ({"evaluate": 3}, "its evaluator isn't callable"),
         ({"tags": "easy"}, "its tags must be a list of strings"),
         ({"functions": [1]}, "its functions must be a list"),
@@ -164,8 +164,8 @@ def test_failing_loader_is_an_error_with_its_name(quick, monkeypatch):
         ({"max_calls": -1}, "its max_calls is -1"),
         ({"max_calls": True}, "its max_calls is True"),
         ({"split": 3}, "its split is 3"),
-        ({"prompt": "\ud800"}, "one of its texts has a lone surrogate"),
-        ({"answer": ["a", "\ud800"]}, "one of its texts has a lone surrogate"),
+        ({"prompt": "\ud800"}, "one of its strings contains a lone surrogate"),
+        ({"answer": ["a", "\ud800"]}, "one of its strings contains a lone surrogate"),
         ({"timeout_seconds": 0}, "its timeout_seconds is 0"),
         ({"options": {"x": object()}}, "its options can't be converted to JSON"),
         ({"metadata": [1]}, "its metadata is a list"),
@@ -950,7 +950,7 @@ def test_record_kind_determines_what_an_evaluator_sees(own):
     kinds = RecordKinds({kind.name: kind() for kind in (HintKind, RetryKind, GivingUpKind)})
     call = {"function": "add", "kwargs": {"amount": 1}, "result": 1, "error": None, "by": "agent"}
     path = [{"kind": "hint", "hint": "look"}, {"kind": "retry", **call}, {"kind": "giving_up"}, {"kind": "unknown"}]
-    records = [seen(PathRecord({**shown, "version": 3}, own=own), kinds) for shown in path]
+    records = [seen_record(PathRecord({**shown, "version": 3}, own=own), kinds) for shown in path]
     assert [each.version for each in records] == [3 if own else None] * 4
     assert [each.message for each in records] == [{"role": "user", "content": "Hint: look"}, None, None, None]
     assert [each.call for each in records] == [None, call, None, None]

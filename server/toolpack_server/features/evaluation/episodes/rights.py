@@ -59,7 +59,7 @@ def _problem(name: Any, rights: Any) -> str | None:
         return f" is {_KINDS.get(type(rights), 'a number')}: give an object of {members}."
     for member, value in rights.items():
         if member not in MEMBERS:
-            return f": unknown member {shown(str(member))!r}: choose from {members}."
+            return f": unknown field {shown(str(member))!r}: choose from {members}."
         if not _fits(member, value):
             return {
                 "functions": ": functions must be a list of strings.",

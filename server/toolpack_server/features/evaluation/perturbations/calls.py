@@ -23,7 +23,7 @@ class PerturbedCallKind(CallKind):
     def check(self, shown: Shown) -> None:
         super().check(shown)
         if "perturbed" in shown and not shown["perturbed"]["agent"].keys() <= AgentView.__annotations__.keys():
-            raise ValueError("`perturbed.agent` has an unknown member")
+            raise ValueError("`perturbed.agent` has an unknown field")
 
     @override
     def heard(self, shown: Shown) -> Shown:

@@ -1,4 +1,4 @@
-"""Address hook for sessions with a task: the agent gets the functions, the call limit and the prompt of the task."""
+"""Address hook for sessions with a task: the agent gets the task's functions, call limit and prompt."""
 
 from dataclasses import replace
 
@@ -15,7 +15,8 @@ from toolpack_server.stores.base import StoredSession
 class TaskAddresses(AddressHook):
     """Sets the agent's permissions from the task.
 
-    In a session with participants, the participants feature sets them for all participants, so this hook does nothing.
+    In a session with participants, this hook does nothing, because the participants feature sets the permissions of all
+    participants.
     """
 
     def __init__(self, app: App) -> None:

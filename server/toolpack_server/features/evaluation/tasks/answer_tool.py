@@ -1,4 +1,4 @@
-"""The tool `submit_answer`, for agents that use a protocol with only tools, such as MCP.
+"""The tool `submit_answer`, for agents whose protocol offers only tools, such as MCP.
 
 The tool does the same as the JSON-RPC method `submit_answer`.
 """
@@ -21,7 +21,7 @@ class AnswerParameters(Parameters):
 
 
 class AnswerTool(AddressTool):
-    """Submits the answer of an agent that may answer."""
+    """Submits an agent's answer. Only participants with the right to answer are offered this tool."""
 
     name = "submit_answer"
     description = "Submit the answer. It ends your part: you can't call tools after it."

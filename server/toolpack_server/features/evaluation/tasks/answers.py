@@ -1,6 +1,6 @@
-"""The agent's answer: the operation that records it, and its kind of record.
+"""The agent's answer: the operation that records the answer, and its kind of record.
 
-A session takes one answer. A fork doesn't inherit its parent's answer, so it takes one of its own.
+A session accepts one answer. A fork doesn't inherit its parent's answer, so it accepts its own.
 """
 
 from collections.abc import Sequence
@@ -44,12 +44,20 @@ class AnswerOperation(RecordOperation):
         return (self._text,)
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
-        """Record the answer. An equal second answer counts as a retry and succeeds, unless it has another call_id."""
+        """Record the answer.
+
+        An equal second answer without a call_id counts as a retry, so it succeeds without another record.
+
+        Raises:
+            InvalidParamsError: The session has no task, or the caller isn't allowed to answer.
+            AnsweredError: The session has another answer, or has ended.
+        """
         episodes, feature_options = self._episodes, self.facts.recipe.feature_options
         if "task" not in feature_options and PARTICIPANTS not in feature_options:
             raise InvalidParamsError("The session has no task, so it takes no answer: create a session with a task.")
         shared, is_agent = PARTICIPANTS in feature_options, self.by != CLIENT
-        # An agent and a client may use the same call_id for different requests, so a record with a call_id names `by`.
+        # An agent and a client might use the same call_id for different requests. So a record with a call_id also
+        # stores `by`, and neither takes the other's request for a retry.
         by = {"by": self.by} if shared or (is_agent and self.call_id is not None) else {}
         if shared and is_agent and not self.context.addresses.of(state.session, self.by).answers:
             raise InvalidParamsError("You can't submit the answer of this session: another participant does that.")

@@ -1,7 +1,7 @@
 """Trajectories in the Agent Trajectory Interchange Format (ATIF), version 1.8, which Harbor and other programs read.
 
-The metadata of a message goes into the format's own members if the types match. All other metadata goes into `extra`,
-so the trajectory stays valid and loses no metadata. All functions here are pure.
+A message's metadata goes into fields that ATIF defines, if the types match. All other metadata goes into `extra`, so
+the trajectory stays valid and loses no metadata. All functions here are pure.
 """
 
 import json
@@ -29,9 +29,9 @@ def atif(
 
     Args:
         session: The result of `get_session`. Its labels `agent`, `agent_version` and `model` name the agent.
-        messages: The messages of its history.
+        messages: The messages of the session's history.
         tools: The functions, in OpenAI's format.
-        extra: Further members for the trajectory's `extra`.
+        extra: Further fields for the trajectory's `extra`.
     """
     steps = _steps(messages, session["session_id"]) or [{"source": "system", "message": EMPTY}]
     labels = session["labels"]
@@ -52,10 +52,10 @@ def atif(
 
 
 def _steps(messages: Messages, session_id: str) -> list[dict[str, Any]]:
-    """Convert messages to steps. Results of calls join the step of the message that made the calls."""
+    """Convert messages to steps. The result of a call is added to the step of the message that made the call."""
     steps: list[dict[str, Any]] = []
-    calls: list[Mapping[str, Any]] = []  # the calls in the last message of the assistant
-    agent_step: dict[str, Any] | None = None  # the step to which their results are added; None: create one
+    calls: list[Mapping[str, Any]] = []  # the calls in the assistant's last message
+    agent_step: dict[str, Any] | None = None  # the step that gets the results of `calls`; None: create a step
     for message, record in zip(messages, messages.records, strict=True):
         if message["role"] == "tool":
             if agent_step is None or _differ(agent_step, record, session_id):
@@ -76,7 +76,7 @@ def _steps(messages: Messages, session_id: str) -> list[dict[str, Any]]:
 
 
 def _step(source: str, text: str, record: Mapping[str, Any] | None, session_id: str) -> dict[str, Any]:
-    """Return a step. If its record is an ancestor's, mark the step as copied context."""
+    """Return a step. If its record belongs to an ancestor of the session, mark the step as copied context."""
     step: dict[str, Any] = {"source": source, "message": text}
     if record is not None:
         step["timestamp"] = record["started_at"]
@@ -86,20 +86,20 @@ def _step(source: str, text: str, record: Mapping[str, Any] | None, session_id: 
 
 
 def _is_copied(record: Mapping[str, Any] | None, session_id: str) -> bool:
-    """Return whether a record is from an ancestor of the session."""
+    """Return whether a record belongs to an ancestor of the session."""
     return record is not None and str(record.get("session_id", session_id)) != session_id
 
 
 def _differ(step: Mapping[str, Any], record: Mapping[str, Any] | None, session_id: str) -> bool:
-    """Return whether a step and a record come from different sessions, one from an ancestor and one from the fork.
+    """Return whether only one of the two, the step or the record, belongs to an ancestor of the session.
 
-    A fork may call a function after a message of its parent. The call then gets a step of its own.
+    This happens when a fork calls a function after a message that its parent recorded. The call then gets its own step.
     """
     return ("is_copied_context" in step) is not _is_copied(record, session_id)
 
 
 def _add_call(step: dict[str, Any], calls: Sequence[Mapping[str, Any]], message: Message) -> None:
-    """Add a call and its result to a step. A message has at most one call, so a step has at most one, too."""
+    """Add a call and its result to a step. A message contains at most one call, so a step gets at most one call."""
     call_id = message["tool_call_id"]
     function = next(call["function"] for call in calls if call["id"] == call_id)
     arguments = json.loads(function["arguments"])
@@ -108,7 +108,7 @@ def _add_call(step: dict[str, Any], calls: Sequence[Mapping[str, Any]], message:
 
 
 def _add_metadata(step: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Add a message's metadata to a step: members that ATIF knows to its own members, the others to `extra`."""
+    """Add a message's metadata to a step. Metadata that ATIF doesn't define goes into the step's `extra`."""
     rest, metrics = dict(metadata), {}
     if step["source"] == "agent":
         name = next((name for name in ("model_name", "model") if isinstance(rest.get(name), str)), None)
@@ -126,7 +126,7 @@ def _add_metadata(step: dict[str, Any], metadata: Mapping[str, Any]) -> None:
 
 
 def _is_metric(name: str, value: object) -> bool:
-    """Return whether a member of metadata is a metric of ATIF with a value of the right type."""
+    """Return whether an entry of metadata is one of ATIF's metrics, and its value has the right type."""
     if name in _COUNTS:
         return type(value) is int
     if name == _COST:
@@ -136,7 +136,7 @@ def _is_metric(name: str, value: object) -> bool:
 
 
 def _totals(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums of the steps' metrics."""
+    """Return the number of steps and the sums of their metrics."""
     totals: dict[str, Any] = {"total_steps": len(steps)}
     for name in (*_COUNTS, _COST):
         values = [step["metrics"][name] for step in steps if name in step.get("metrics", {})]

@@ -1,8 +1,9 @@
 """Checks of tasks for `toolpack-server check --tasks`.
 
-Each task is checked in sessions of an in-memory service. An untouched session must not pass, unless the task has
-`nop_passes`. The solution must run without an error and pass. Both sessions are evaluated twice, alternately. If the
-second verdicts differ, the evaluator isn't a pure function, so the check reports the evaluator instead of the solution.
+Each task is checked in sessions of an in-memory service. A session in which nothing was done must not pass, unless the
+task sets `nop_passes`. The task's solution must run without an error and pass. Both sessions are evaluated twice,
+alternately. If the second verdicts differ, the evaluator isn't a pure function, so the check reports the evaluator
+instead of the solution.
 """
 
 import inspect
@@ -38,11 +39,11 @@ UNSTABLE = (
     "numbers, or keep state between evaluations."
 )
 _NO_ANSWER = '; it submits no answer: if the evaluator reads one, give the task answer="..."'
-_OURS = "toolpack_server."  # evaluators of this package get no source location, because it doesn't help an author
+_OWN_PACKAGE = "toolpack_server."  # no source location is printed for evaluators of this package: it helps no author
 
 
 async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str] = ()) -> tuple[int, list[str]]:
-    """Check all tasks, or those in `names`. Return their number and the problems."""
+    """Check all tasks, or only the tasks in `names`. Return the number of checked tasks, and the problems."""
     tracebacks = _TracebackHandler()
     log.addHandler(tracebacks)
     try:
@@ -78,14 +79,14 @@ async def _check_tasks(
                 problem = error.format_message()
             details = tracebacks.take()
             if problem:
-                problems.append(f"{_place(task)}task {name!r}: {problem}{details}")
+                problems.append(f"{_location_prefix(task)}task {name!r}: {problem}{details}")
             advance(1)
     return len(tasks), problems
 
 
-def _place(task: Task) -> str:
+def _location_prefix(task: Task) -> str:
     evaluator = inspect.unwrap(task.evaluate) if task.evaluate else None
-    plain = inspect.isfunction(evaluator) and not evaluator.__module__.startswith(_OURS)
+    plain = inspect.isfunction(evaluator) and not evaluator.__module__.startswith(_OWN_PACKAGE)
     return f"{location_of(evaluator)}: " if plain else ""
 
 
@@ -93,7 +94,7 @@ def _unknown_functions(catalog: Catalog, pack: Toolpack, task: Task) -> Iterator
     """Yield a problem for each name in a task's `functions` that isn't a function of the task's sessions."""
     missing = [name for name in task.toolpacks if name not in catalog.toolpacks]
     if missing:
-        yield f"it needs the toolpack {missing[0]!r}, which isn't loaded: load that toolpack, too."
+        yield f"it needs the toolpack {missing[0]!r}, which isn't loaded: also load that toolpack."
         return
     functions = catalog.listed([pack.name, *task.toolpacks])
     for name in task.functions or ():
@@ -102,7 +103,7 @@ def _unknown_functions(catalog: Catalog, pack: Toolpack, task: Task) -> Iterator
 
 
 class _TracebackHandler(logging.Handler):
-    """Log handler that remembers the last logged exception, so that a problem can show its traceback."""
+    """Log handler that remembers the last logged exception, so that a problem can include its traceback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class _TracebackHandler(logging.Handler):
     def take(self) -> str:
         """Return the traceback of the last exception as indented lines, and forget the exception.
 
-        Each line follows a line break, so that the text can be appended to a message.
+        Each line begins with a line break, so that the result can be appended to a message.
         """
         error, self._error = self._error, None
         text = traceback_text(error) if error else None
@@ -124,7 +125,7 @@ class _TracebackHandler(logging.Handler):
 
 
 class _Checks:
-    """Checks single tasks with a service in memory."""
+    """Checks tasks one by one with a service in memory."""
 
     def __init__(self, settings: Settings, catalog: Catalog) -> None:
         self._raised_at: str | None = None  # the source location at which the last call raised an exception
@@ -148,7 +149,7 @@ class _Checks:
         try:
             problem = None if task.solution is None else await self._solve(solved, task)
             if problem and task.evaluate is None:
-                return problem  # the evaluator is the solution, so the task can't be evaluated
+                return problem  # the default evaluator runs the solution, which fails, so the task can't be evaluated
             sessions = [untouched] if problem or task.solution is None else [solved, untouched]
             verdicts = [await self._verdict(session) for session in sessions]
             try:
@@ -156,7 +157,7 @@ class _Checks:
                     return UNSTABLE
             except click.ClickException:
                 return UNSTABLE
-            nop_problem = _nop_problem(verdicts.pop(), task)  # the last verdict is on the untouched session
+            nop_problem = _nop_problem(verdicts.pop(), task)  # the last verdict is about the untouched session
             return nop_problem or problem or (_solution_problem(verdicts[0], task) if verdicts else None)
         finally:
             for session in (solved, untouched):
@@ -169,10 +170,10 @@ class _Checks:
             raise click.ClickException(for_author(error)) from None
 
     async def _try_variants(self, name: str, task: Task) -> None:
-        """Create a session with each variant, because creation checks the rules.
+        """Create a session with each variant, because the creation checks the variant's rules.
 
         Raises:
-            click.ClickException: A rule doesn't fit the session.
+            click.ClickException: A rule can't be used in the session.
         """
         for variant, rules in task.variants.items():
             if not any("delay" in rule for rule in rules):  # `delay` needs a pinned clock, which these sessions lack
@@ -180,7 +181,7 @@ class _Checks:
                 await self._send("close_session", session_id=session["session_id"])
 
     async def _solve(self, session: Session, task: Task) -> str | None:
-        """Run the solution in a session. Return a problem with the solution, or None."""
+        """Run the solution in a session. Return the problem if a call fails or calls are too many, or None."""
         session_id = session["session_id"]
         solution = await self._send("get_solution", session_id=session_id)
         for call in solution["calls"]:
@@ -197,7 +198,7 @@ class _Checks:
         return None
 
     async def _run(self, session: Session, function: str, kwargs: dict[str, Any], by: str) -> Any:
-        """Run a call of a solution. In a session with participants, run it with the rights of the participant `by`."""
+        """Run a call of a solution. In a session with participants, run the call at the address of `by`."""
         params, session_id = {"function": function, "kwargs": kwargs}, session["session_id"]
         if not session.get("participants"):
             return await self._send("run_function", session_id=session_id, **params)
@@ -205,7 +206,7 @@ class _Checks:
 
 
 def _nop_problem(verdict: Verdict, task: Task) -> str | None:
-    """Return the problem if an untouched session has an unexpected verdict, or None."""
+    """Return the problem if the verdict on an untouched session is unexpected, or None."""
     if verdict["passed"] and not task.nop_passes:
         return "it passes with nothing done: tighten the evaluator, or set nop_passes=True."
     if task.nop_passes and not verdict["passed"]:

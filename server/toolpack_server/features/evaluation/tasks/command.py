@@ -1,7 +1,7 @@
 """The command `toolpack-server evaluate`: evaluate sessions that have a task, and print pass rates.
 
-The report goes to standard output. Progress and invalid rollouts go to standard error. The report doesn't count a
-rollout with an invalid verdict, and such a rollout makes the exit status 1.
+The report goes to standard output. Progress and invalid rollouts go to standard error. The report doesn't count
+rollouts with an invalid verdict. If there are any, the command exits with status 1.
 """
 
 import json
@@ -30,29 +30,29 @@ from toolpack_server.features.evaluation.tasks.variants import FalseAnswers, cou
 from toolpack_server.protocol.senders import AGENT
 
 GROUP = "toolpack_server.evaluate"
-"""The group of entry points of `EvaluateExtra` classes."""
+"""The entry point group in which other features register their `EvaluateExtra` classes."""
 
-_PAGE_SESSIONS = 25  # sessions that one request evaluates
-_SESSION_MEMBERS = {"session_id", "labels", "variant", "problem"}  # members of a summary that its verdict gets, too
+_PAGE_SESSIONS = 25  # max sessions that one request evaluates
+_SESSION_MEMBERS = {"session_id", "labels", "variant", "problem"}  # fields copied from a summary to its verdict
 
 
 class EvaluateExtra(Protocol):
-    """An extension of the command by another feature, which processes each evaluated session.
+    """An extension of the command, registered by another feature, that processes each evaluated session.
 
     Attributes:
-        options: Further options of the command.
+        options: Options that the extension adds to the command.
     """
 
     options: Sequence[click.Option]
 
     @classmethod
-    def begin(cls, given: dict[str, Any]) -> Self | None:
-        """Remove the extension's own options from `given`. Return an instance, or None if they don't request it."""
+    def begin(cls, options: dict[str, Any]) -> Self | None:
+        """Remove the extension's own options from `options`. Return None if they don't request the extension."""
 
     async def add(self, send: Send, summary: Mapping[str, Any]) -> None:
-        """Process the summary of an evaluated session, which has the verdict.
+        """Process the summary of an evaluated session, including its verdict.
 
-        Sessions that don't count as rollouts are skipped.
+        The command doesn't call this method for sessions that don't count as rollouts.
         """
 
     def end(self) -> None:
@@ -110,9 +110,9 @@ def evaluate(
 ) -> None:
     """Evaluate the sessions that have a task, and print their rates: passed, mean reward, pass^k and pass@k."""
     if participant and trajectories is None:
-        raise click.UsageError("--participant selects the trajectories to write: give --trajectories, too.")
+        raise click.UsageError("--participant selects the trajectories to write: also give --trajectories.")
     if form and trajectories is None:
-        raise click.UsageError("--format is the format of trajectories: give --trajectories, too.")
+        raise click.UsageError("--format is the format of trajectories: also give --trajectories.")
     all_labels, name = dict(map(label, labels)), participant or AGENT
 
     extras = [extra for kind in _EXTRAS if (extra := kind.begin(where)) is not None]
@@ -151,7 +151,7 @@ async def _evaluate(
 ) -> bool:
     """Evaluate the sessions, print the report, and write the participant's trajectories.
 
-    Return whether a rollout is invalid.
+    Return whether any rollout is invalid.
     """
     verdicts: list[dict[str, Any]] = []
     parents: dict[str, str] = {}
@@ -200,7 +200,7 @@ async def _evaluate(
 
 
 async def _print_tables(send: Send, verdicts: Sequence[dict[str, Any]], attacks: Attacks, *, to_stderr: bool) -> None:
-    """Print the rates of rollouts without rules, then those by variant, then attack success."""
+    """Print the rates of rollouts without rules, then the rates by variant, then the success of attacks."""
     clean = [each for each in verdicts if "variant" not in each]
     tables = []
     if clean or not any(each["valid"] for each in verdicts):
@@ -215,7 +215,7 @@ async def _print_tables(send: Send, verdicts: Sequence[dict[str, Any]], attacks:
 
 
 async def _places_of_loss(send: Send, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Review the rollouts that failed. Return where each was lost, by session_id."""
+    """Review the rollouts that failed. Return a description of where each rollout was lost, by session_id."""
     failed = [each["session_id"] for each in verdicts if each["valid"] and not each["passed"]]
     places: dict[str, str] = {}
     with progress("Reviewing", len(failed)) as advance:
@@ -234,7 +234,7 @@ async def _count(send: Send, labels: dict[str, str]) -> int:
 
 
 def _print_notes(forks: int, controls: int, inspections: int, invalid: Sequence[Mapping[str, Any]], count: int) -> None:
-    """Print to standard error which sessions the report counts in a special way or not at all."""
+    """Print to standard error how many sessions are forks, controls or invalid, and how the report counts them."""
     if forks > controls:
         echo("", f"{forks - controls} of these {count} are forks of other sessions in this list.", err=True)
     if controls:
@@ -254,9 +254,9 @@ async def _false_answers(send: Send, verdict: dict[str, Any]) -> FalseAnswers:
 
 
 async def _write(file: IO[str], send: Send, verdict: dict[str, Any], participant: str, form: str) -> bool:
-    """Write a session's trajectory. Return False if the session doesn't have the participant.
+    """Write a session's trajectory. Return False if the participant doesn't exist in the session.
 
-    If the trajectory can't be read, mark the verdict as invalid instead.
+    If the trajectory can't be read, mark the verdict as invalid, and return True.
     """
     try:
         line = await _line(send, verdict, participant, form)
@@ -268,7 +268,7 @@ async def _write(file: IO[str], send: Send, verdict: dict[str, Any], participant
 
 
 async def _line(send: Send, verdict: dict[str, Any], participant: str, form: str) -> dict[str, Any] | None:
-    """Return a session's trajectory as a participant saw it, or None if the session doesn't have the participant."""
+    """Return a session's trajectory as a participant saw it. None if the participant doesn't exist in the session."""
     view = await participant_view(send, verdict["session_id"], participant, verdict["task"])
     if view is None:
         return None

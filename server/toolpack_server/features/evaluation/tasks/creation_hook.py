@@ -1,6 +1,6 @@
 """Creation hook that adds a task's toolpacks, options and participants to a new session.
 
-Options and rights in the request take precedence over those of the task.
+Options and rights in the request take precedence over the task's options and rights.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class TaskCreationHook(CreationHook):
     def prepare(self, request: SessionRequest) -> SessionRequest:
         pack, task = find_task(self._catalog, _task(request))
         own = {pack.name: task.options, **task.toolpacks}
-        # If the request gives a toolpack's environment, it isn't built, so the task's options don't apply.
+        # If the request contains a toolpack's environment, no environment is built, so the task's options don't apply.
         merged = {name: {**options} for name, options in own.items() if name not in request.environment}
         for name, options in request.options.items():
             merged[name] = {**merged.get(name, {}), **options}
@@ -61,7 +61,10 @@ class TaskCreationHook(CreationHook):
 
 
 def _participants(request: SessionRequest, task: Task) -> dict[str, Any]:
-    """Return the parameter `participants`: the task's rights, overridden by the request's. Empty if neither has any."""
+    """Return the parameter `participants`: the task's rights, overridden by the request's rights.
+
+    Return an empty dict if neither the task nor the request names participants.
+    """
     requested = getattr(request, PARTICIPANTS, None)
     if requested is None and task.participants:
         raise InvalidParamsError("The task has participants, but this server runs without the participants feature.")

@@ -1,7 +1,7 @@
 """Evaluation of a session's stored state by the evaluator or the solution of a task.
 
 The verdict depends only on the stored bytes, the records and the task's name. Evaluators get unpickled copies, so they
-can't change the session. An exception of author code becomes an `EvaluationError`.
+can't change the session. An exception raised by author code becomes an `EvaluationError`.
 """
 
 import copy
@@ -59,11 +59,11 @@ from toolpack_server.volumes.volume import is_piece
 
 
 class ReplayError(ToolpackServerError):
-    """A call failed while an evaluator replayed it.
+    """A call failed while an evaluator ran it again.
 
     Attributes:
         kind: The class name of the exception that the function raised.
-        error: `ErrorType: message`, as in the result of the call.
+        error: The text `ErrorType: message`, which the result of the call also contains.
         raised_at: The file, line and function that raised it.
     """
 
@@ -77,15 +77,15 @@ class ReplayError(ToolpackServerError):
 class SeenRecord(NamedTuple):
     """The part of a record that an evaluator sees."""
 
-    version: int | None  # the session's version after the record; None for a record of a parent
-    call: Mapping[str, Any] | None  # members of a `RolloutCall` (not index, version, parent), and `nested`
+    version: int | None  # the session's version after the record; None if the record belongs to a parent
+    call: Mapping[str, Any] | None  # fields of a `RolloutCall` (not index, version, parent), and `nested`
     message: SaidMessage | None
-    answer: str | None  # None for a record of a parent, because forks don't inherit answers
+    answer: str | None  # None if the record belongs to a parent, because forks don't inherit answers
     event: tuple[str, str] | None = None  # the name and time of an event that called no function
-    reactions: Mapping[str, float] = {}  # seconds by event, if the record is the agent's first change after the event
+    reactions: Mapping[str, float] = {}  # seconds since each event, if this is the agent's first change after the event
 
 
-def seen(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
+def seen_record(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
     """Convert a record to the part of it that an evaluator sees."""
     shown, kind = record.shown, kinds[record.shown["kind"]]
     call = None
@@ -104,13 +104,13 @@ class Evidence:
     """The stored state of a session that an evaluator needs."""
 
     toolpacks: tuple[str, ...]
-    options: Mapping[str, Mapping[str, Any]]  # options by toolpack, as the client or the task gave them
+    options: Mapping[str, Mapping[str, Any]]  # options by toolpack, from the client or the task
     initial: Snapshot  # the environments at the beginning, before any fork
     final: Snapshot  # the environments at `version`
     version: int
     path: Sequence[SeenRecord]  # the history up to `version`
-    answer: str | None  # replaces the recorded answer; None: use the recorded one
-    at: Versions  # returns the environments at another version
+    answer: str | None  # replaces the recorded answer; None: use the recorded answer
+    at: Versions  # function that returns the environments at another version
 
 
 def evaluate(name: str, evidence: Evidence, context: ExecutionContext) -> Verdict:
@@ -118,7 +118,7 @@ def evaluate(name: str, evidence: Evidence, context: ExecutionContext) -> Verdic
 
     Raises:
         EvaluationError: The evaluator or the solution failed.
-        RequestError: The stored environments can't be used, or the evaluator needs a version that is no longer stored.
+        RequestError: The stored environments can't be used, or a version that the evaluator needs is no longer stored.
     """
     pack, task = find_task(context.codec.catalog, name)
     worlds = _StoredWorlds(evidence, context)
@@ -132,7 +132,7 @@ def evaluate(name: str, evidence: Evidence, context: ExecutionContext) -> Verdic
             with context.interruptible:
                 returned = evaluator(rollout)
                 if inspect.isawaitable(returned):
-                    returned = run_coroutine(_awaited(returned))
+                    returned = run_coroutine(_as_coroutine(returned))
         except Exception as error:
             if worlds.failed is not None:
                 raise worlds.failed from None
@@ -168,23 +168,23 @@ def solve(name: str, evidence: Evidence, context: ExecutionContext) -> TaskSolut
     }
 
 
-async def _awaited(awaitable: Any) -> Any:
-    """Wrap any awaitable in a coroutine, as `run_coroutine` requires."""
+async def _as_coroutine(awaitable: Any) -> Any:
+    """Wrap any awaitable in a coroutine, because `run_coroutine` accepts only coroutines."""
     return await awaitable
 
 
 @contextmanager
 def _author_errors(what: str) -> Iterator[None]:
-    """Convert exceptions of author code to `EvaluationError`, and log them with their traceback.
+    """Convert exceptions raised by author code to `EvaluationError`, and log them with their traceback.
 
     Args:
-        what: The author code, for the message, such as "The evaluator of 'bank/pay'".
+        what: The name of the author code in the message, such as "The evaluator of 'bank/pay'".
     """
     try:
         yield
     except (RequestError, MissingBlobError, Interrupted):
         raise
-    except BaseException as error:  # author code may also raise SystemExit
+    except BaseException as error:  # author code might also raise SystemExit
         log.warning("%s failed", what, exc_info=error)
         kind = error.kind if isinstance(error, ReplayError | RewardError) else type(error).__name__
         not_finite = isinstance(error, RewardError)
@@ -203,7 +203,7 @@ def _assertion(error: AssertionError) -> str:
 
 
 def _rollout(toolpack: str, task: Task, evidence: Evidence, worlds: Worlds) -> Rollout[Any]:
-    """Build an evaluator's argument from the stored records."""
+    """Build the `Rollout` that an evaluator gets as its argument, from the stored records."""
     calls, messages, submitted = [], [], []
     for index, each in enumerate(evidence.path):
         if each.call is not None:
@@ -247,7 +247,9 @@ def _calls(
     time = None if at is None else _time(at)
     outer = RolloutCall(index=index, version=version, at=time, **call)
     calls: dict[int, RolloutCall] = {}
-    for number, each in reversed([*enumerate(nested)]):  # a parent comes after its arguments, so build parents first
+    for number, each in reversed(
+        [*enumerate(nested)]
+    ):  # reversed, because a parent comes after its arguments but must be built before them
         parent = calls[each["parent"]] if "parent" in each else outer
         own = {name: each[name] for name in ("function", "kwargs", "result", "error")}
         calls[number] = RolloutCall(index=index, version=version, by=outer.by, parent=parent, at=time, **own)
@@ -271,14 +273,14 @@ class _StoredWorlds(Worlds):
 
     @property
     def failed(self) -> Exception | None:
-        """The error of a database or file tree that couldn't be read, or None."""
+        """The error raised when a database or file tree couldn't be read, or None."""
         return next((volumes.failed for volumes in self._opened if volumes.failed), None)
 
     def initial(self) -> dict[str, Any]:
         with uninterruptible:
-            return self._thawed(self._evidence.initial)
+            return self._load(self._evidence.initial)
 
-    def _thawed(self, snapshot: Snapshot) -> dict[str, Any]:
+    def _load(self, snapshot: Snapshot) -> dict[str, Any]:
         volumes = Volumes(self._context.codec, read_only=READING)
         self._opened.append(volumes)
         return as_made(thawed(self._context.codec, snapshot, volumes))
@@ -287,18 +289,18 @@ class _StoredWorlds(Worlds):
         evidence = self._evidence
         with uninterruptible:
             if version is None or version == evidence.version:
-                return self._thawed(evidence.final)
-            return self._thawed(evidence.at(version))
+                return self._load(evidence.final)
+            return self._load(evidence.at(version))
 
     def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, Any]:
         context, initial = self._context, self._evidence.initial
         plain = plain_calls(calls)
         with uninterruptible:
-            # The calls have no deadlines of their own: the evaluator's deadline covers all of them.
+            # The calls have no deadlines of their own, because the evaluator's deadline covers all calls together.
             runtime = SessionRuntime(context.codec.catalog.functions(self._evidence.toolpacks), float("inf"))
             snapshot = Snapshot(dict(initial.parts), initial.blobs)
             blobs: dict[str, bytes] = {}
-            initial_blobs: Any = initial.blobs  # a mapping that may read blobs on access
+            initial_blobs: Any = initial.blobs  # a mapping that can read blobs on access
             for function, kwargs, _ in plain:
                 plan = runtime.plan(function, kwargs)
                 outcome = call(plan, snapshot, context)
@@ -309,4 +311,4 @@ class _StoredWorlds(Worlds):
                 blobs |= {part: blob for part, (_, blob) in outcome.blobs.items()}
                 live = {name: location for name, location in outcome.live.items() if is_piece(name)}
                 snapshot = Snapshot(parts, ChainMap(blobs, initial_blobs), live)
-            return self._thawed(snapshot)
+            return self._load(snapshot)

@@ -1,7 +1,7 @@
 """The command `toolpack-server session export`: write the trajectory of a session in a common format.
 
-A trajectory has the messages and calls that an agent saw. It has no verdict; for trajectories with verdicts, use
-`toolpack-server evaluate --trajectories`.
+A trajectory contains the messages and calls that an agent saw, but no verdict. `toolpack-server evaluate
+--trajectories` writes trajectories with verdicts.
 """
 
 import json
@@ -40,13 +40,13 @@ class ParticipantView(NamedTuple):
 async def participant_view(
     send: Send, session_id: str, participant: str, task: str | None = None
 ) -> ParticipantView | None:
-    """Return a session as a participant saw it, or None if the session doesn't have the participant.
+    """Return a session as a participant saw it. None if the participant doesn't exist in the session.
 
     Args:
-        task: The task that gives the prompt and the functions. Default: the session's own task.
+        task: The task whose prompt and functions are used. Default: the session's own task.
 
     Raises:
-        click.ClickException: The server answered with an error.
+        click.ClickException: The server returned an error.
     """
     session = await send("get_session", {"session_id": session_id})
     kinds, paths, task = all_record_kinds(load_features()), session.get("participants"), task or session.get("task")

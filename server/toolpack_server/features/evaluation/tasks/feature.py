@@ -1,4 +1,4 @@
-"""The tasks feature: everything that it registers with the server."""
+"""Declaration of the feature `tasks`."""
 
 from toolpack_server.features.evaluation.tasks.addresses import TaskAddresses
 from toolpack_server.features.evaluation.tasks.answer_tool import AnswerTool

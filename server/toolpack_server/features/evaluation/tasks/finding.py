@@ -1,7 +1,7 @@
 """Lookup of tasks in the loaded toolpacks.
 
-All tasks have a fixed order: by toolpack, then by registration. `find_task` and `all_tasks` may run loaders of
-toolpacks, which are author code.
+All tasks have a fixed order: by toolpack, then by registration. `find_task` and `all_tasks` can run the toolpacks'
+loaders, which are author code. So callers must run them in a thread with a deadline.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """JSON-RPC methods of tasks.
 
-Only clients can call the methods for evaluations, solutions, reviews and lists of tasks. Agents can't.
+Agents can only read their own task and submit an answer. All other methods are for clients, because they reveal
+solutions or verdicts.
 """
 
 from typing import Annotated, Literal
@@ -28,7 +29,7 @@ from toolpack_server.rpc.caller import Caller
 from toolpack_server.rpc.method import App, Method
 from toolpack_server.sessions.reader import SessionQuery
 
-MAX_TEXT = 1000  # characters of a search text
+MAX_TEXT = 1000  # max characters of a search text
 TaskName = Annotated[str, Field(description="The task, as toolpack/name.")]
 
 
@@ -37,7 +38,7 @@ class ListTasks(Method, result=TaskPage):
 
     toolpack: str | None = Field(None, description="List only tasks of this toolpack.")
     split: str | None = Field(None, description="List only tasks of this split.")
-    tags: list[str] = Field(default_factory=list, description="List only tasks that have all these tags.")
+    tags: list[str] = Field(default_factory=list, description="List only tasks with all these tags.")
     after: int = Field(
         -1,
         ge=-1,
@@ -66,7 +67,7 @@ class GetOwnTask(
     result=AgentTask,
     agents_only="answers there with the prompt, and takes no task",
 ):
-    """Return the agent's prompt, and how many calls it has used. Without a task, the result has no prompt."""
+    """Return the agent's prompt, and how many calls the agent has used. Without a task, no prompt is returned."""
 
     async def handle(self, caller: Caller, app: App) -> AgentTask:
         return await app.feature(Tasks).agent_task(caller.session_id or "", caller.owner, caller.address)
@@ -117,12 +118,12 @@ class EvaluateSession(Method, result=Verdict):
 
     session_id: SessionId
     task: str | None = Field(None, description="A task of one of the session's toolpacks; default: the session's task.")
-    version: Version | None = Field(None, description="The version to evaluate; default: the current one.")
-    answer: str | None = Field(None, description="The answer to evaluate; default: the recorded one.")
+    version: Version | None = Field(None, description="The version to evaluate; default: the current version.")
+    answer: str | None = Field(None, description="The answer to evaluate; default: the recorded answer.")
     record: bool = Field(False, description="Store the verdict as a record of the session, for list_sessions.")
     raise_on_error: bool = Field(
         True,
-        description="If no reward can be computed, answer with a JSON-RPC error. If false, answer with an invalid "
+        description="If true and no reward can be computed, return a JSON-RPC error. If false, return an invalid "
         "verdict.",
     )
     ends: bool = Field(
@@ -144,9 +145,9 @@ class EvaluateSession(Method, result=Verdict):
 class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",)):
     """List sessions with a summary of each and its verdict, and with the pass rates of their tasks."""
 
-    labels: Labels = Field(default_factory=dict, description="List only sessions that have all these labels.")
+    labels: Labels = Field(default_factory=dict, description="List only sessions with all these labels.")
     after: str = Field(
-        "", description="List the sessions after this session_id: `next` of the last page; default: from the first."
+        "", description="The `next` of the previous page: list the sessions after it. Default: list the first page."
     )
     limit: Annotated[int, Field(1000, ge=1, le=1000, description="The maximum number of sessions.")]
     order: Order = Field(
@@ -166,11 +167,11 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
         Field(
             None,
             max_length=64,
-            description="The `digest` of the last answer. If nothing has changed, the new answer has no sessions. Send "
-            "an empty text to get the first digest.",
+            description="The `digest` of the previous result. If nothing has changed since, the new result contains no "
+            "sessions. Send an empty string to get the first digest.",
         ),
     ]
-    total: bool = Field(False, description="Also count all matching sessions; this reads all of them.")
+    total: bool = Field(False, description="Also count all matching sessions, which requires reading all of them.")
     evaluate: bool = Field(
         False, description="Evaluate each session that has a task; default: return the recorded verdict, if any."
     )
@@ -192,11 +193,11 @@ class SummarizeSessions(Method, result=SessionSummaries, positional=("labels",))
 
 
 class GetSolution(Method, result=Solution):
-    """Return a solution of the session's task as calls of run_function, and those that the session still lacks."""
+    """Return a solution of the session's task as calls to run_function, and the calls that the session still lacks."""
 
     session_id: SessionId
     version: Version | None = Field(
-        None, description="The version at which `rest` has the missing calls; default: the current one."
+        None, description="`rest` contains the calls missing at this version; default: the current version."
     )
 
     async def handle(self, caller: Caller, app: App) -> Solution:
@@ -210,7 +211,7 @@ class ReviewSession(Method, result=Review):
     record: bool = Field(
         False,
         description="Store the review, and keep the fork with the winning continuation. A stored review is returned at "
-        "once, until the session gets a further record.",
+        "once, as long as the session gets no further record.",
     )
 
     async def handle(self, caller: Caller, app: App) -> Review:

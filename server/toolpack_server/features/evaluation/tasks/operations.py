@@ -1,6 +1,6 @@
-"""Operations that run author code of tasks: `evaluate` and `solve`. They may run in an executor process.
+"""Operations that run author code of tasks: `evaluate` and `solve`. They can run in an executor process.
 
-An executor gets the session's stored state as bytes. It gets an older version only if the evaluator reads that version.
+An executor gets the session's stored state as bytes. Older versions are sent to it only if the evaluator reads them.
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from toolpack_server.base.terminal import printable
 
 
 class Rate(NamedTuple):
-    """Results of the rollouts of one task with one variant. `variant` is None without perturbations."""
+    """Results of all rollouts of one task with one variant. If they have no perturbations, `variant` is None."""
 
     task: str
     rollouts: int
@@ -52,7 +52,7 @@ def pass_any(rate: Rate, k: int) -> float:
 def rates_table(task_rates: Sequence[Rate]) -> str:
     """Return two tables as text: the rate of each task, and pass^k and pass@k, averaged over the tasks.
 
-    The largest k is the number of rollouts that each task has at least.
+    The largest k is the smallest number of rollouts of any task, because both estimates need k rollouts of each task.
     """
     rows: list[tuple[str, ...]] = [("task", "n", "passed", "mean reward")]
     rows += [(rate.task, str(rate.rollouts), str(rate.passed), f"{rate.mean_reward:.3f}") for rate in task_rates]
@@ -67,7 +67,7 @@ def rates_table(task_rates: Sequence[Rate]) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as a text with columns. The first column is aligned left, all others right."""
+    """Format rows as text with aligned columns: the first column to the left, all other columns to the right."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -1,8 +1,8 @@
 """The HTML file of `evaluate --html`: the console's runs page with its data.
 
 The file needs no server and no network. The console's JavaScript modules are bundled into one script, and the
-Content-Security-Policy allows only that script. Data of sessions is embedded as JSON and shown only as text, so it
-can't run code.
+Content-Security-Policy allows only that script. The sessions' data is embedded as JSON and shown only as text, so the
+data can't run code.
 """
 
 import base64
@@ -26,9 +26,9 @@ from toolpack_server.wiring.service import all_record_kinds
 
 CONSOLE = Path(__file__).parents[3] / "console"
 ENTRY = Path(__file__).with_suffix(".js")
-# For records that aren't calls: the members that the page doesn't show.
+# Fields that the page omits from records that aren't calls.
 NOT_SHOWN = {"session_id", "version", "state", "started_at", "duration_ms", "call_id"}
-MAX_LINES = 1000  # max lines of the trace of one rollout
+MAX_LINES = 1000  # max lines of one rollout's trace
 MAX_CHARACTERS = 400  # max characters of a value in a line
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(.*)\.js";$', re.MULTILINE)
@@ -58,7 +58,7 @@ class RunsPage:
 
     Args:
         send: Sends a request to the server, or to the service in this process.
-        labels: The labels that the sessions were selected by.
+        labels: The labels by which the sessions were selected.
         url: The server's URL, for links to its console. None for a service in this process.
     """
 
@@ -80,7 +80,7 @@ class RunsPage:
         self._sessions.append({**summary, "lines": lines})
 
     def add_places(self, places: Mapping[str, str]) -> None:
-        """Add the places at which failed rollouts were lost, by session_id."""
+        """Add descriptions of where failed rollouts were lost, by session_id."""
         self._sessions = [
             {**each, "lost_at": places[each["session_id"]]} if each["session_id"] in places else each
             for each in self._sessions
@@ -90,7 +90,8 @@ class RunsPage:
         """Return the text of the file.
 
         Args:
-            verified: A sentence for the page about the verification, if the sessions were replayed from a receipt.
+            verified: A sentence about the verification, which the page shows if the sessions were replayed from a
+                receipt.
         """
         prompts = {task: await self._prompt(task) for task in sorted({session["task"] for session in self._sessions})}
         data = {
@@ -102,14 +103,14 @@ class RunsPage:
             "verified": verified,
         }
         style = "".join((CONSOLE / name).read_text(encoding="utf-8") for name in ("style.css", "runs.css"))
-        script = one_script(ENTRY)
+        script = bundle_script(ENTRY)
         text = printable(json.dumps(data, ensure_ascii=False)).replace("<", "\\u003c")  # no `</script>` in it
         return _PAGE.format(
             script_hash=content_hash(script), style_hash=content_hash(style), style=style, script=script, data=text
         )
 
     def _line(self, record: Mapping[str, Any]) -> str:
-        """Return a record as a line of the trace. Return "" for a verdict, because the page shows it elsewhere."""
+        """Return a record as a line of the trace. Return "" for a verdict, which the page shows elsewhere."""
         kind = self._kinds[record["kind"]]
         if isinstance(kind, VerdictKind):
             return ""
@@ -131,7 +132,7 @@ def _names(imported: str) -> str:
     return " ".join(imported.split()).rstrip(",").replace(" as ", ": ")
 
 
-def one_script(entry: Path) -> str:
+def bundle_script(entry: Path) -> str:
     """Return a module of the console and its imports as one script, with one function for each module."""
     scripts: dict[str, str] = {}
 

@@ -1,6 +1,6 @@
 """Result types of the task methods: tasks, answers, verdicts, session summaries and solutions.
 
-Types only, as in `server/toolpack_server/protocol/results.py`.
+Like `server/toolpack_server/protocol/results.py`, the module contains only types.
 """
 
 from typing import Literal, NotRequired
@@ -17,7 +17,7 @@ class SessionTask(TypedDict):
 
 
 class AnswerRecord(TypedDict):
-    """Record of the agent's answer. It ends the agent's part."""
+    """Record of the agent's answer, which ends the agent's part."""
 
     index: int
     kind: Literal["answer"]
@@ -40,9 +40,10 @@ class TaskCheck(TypedDict):
 class VerdictFailure(TypedDict):
     """The reason why a verdict is invalid, so that it doesn't count for or against the agent.
 
-    `evaluator`: the evaluator failed. `deadline`: the evaluator exceeded its deadline. `world`: the stored environments
-    can't be used. With these kinds, the verdict has no reward. `infrastructure`: a call of the agent or an event
-    exceeded its deadline or ended its process. `participant`: another participant failed; `type` is the reason.
+    `kind` is one of these. `evaluator`: the evaluator failed. `deadline`: the evaluator exceeded its deadline. `world`:
+    the stored environments can't be used. With these three kinds, the verdict contains no reward. `infrastructure`: a
+    call of the agent or an event exceeded its deadline or killed its process. `participant`: another participant
+    failed, and `type` is the reason.
     """
 
     kind: Literal["evaluator", "deadline", "world", "infrastructure", "participant"]
@@ -53,9 +54,9 @@ class VerdictFailure(TypedDict):
 class Verdict(TypedDict):
     """The verdict on a session: its reward, and whether it passed.
 
-    A verdict that isn't `valid` doesn't count for or against the agent; `failure` gives the reason. `reward` is null if
-    no reward could be computed. `perturbed` has, by perturbation rule, the number of calls that the rule changed.
-    `reactions` has, by event, the seconds from its first time to the agent's next change.
+    A verdict that isn't `valid` doesn't count for or against the agent; `failure` says why. `reward` is null if no
+    reward could be computed. `perturbed` maps each perturbation rule to the number of calls that the rule changed.
+    `reactions` maps each event to the seconds between its first time and the agent's next change.
     """
 
     task: str
@@ -91,9 +92,9 @@ class VerdictRecord(TypedDict):
 
 
 class TaskDescription(TypedDict):
-    """A task. `toolpacks` and `options` are those of its sessions, `functions` those at the agent's address.
+    """A task. Its sessions are created with `toolpacks` and `options`. The agent can call `functions`.
 
-    `participants` maps names to the rights that the task sets for each participant.
+    `participants` maps the name of each participant to the rights that the task sets.
     """
 
     task: str
@@ -112,7 +113,10 @@ class TaskDescription(TypedDict):
 
 
 class TaskPage(TypedDict):
-    """A page of tasks. `total` counts all tasks that match, `splits` the matching tasks of each split."""
+    """A page of tasks. `total` is the number of matching tasks.
+
+    `splits` counts the matching tasks of each split, and ignores the parameter `split`.
+    """
 
     total: int
     splits: dict[str, int]
@@ -120,9 +124,11 @@ class TaskPage(TypedDict):
 
 
 class AgentTask(TypedDict):
-    """The task as the caller sees it. `calls` counts the caller's calls. `done` is true when its part is over.
+    """The task as the caller sees it. `calls` counts the caller's calls.
 
-    In a session with participants, `name` is the caller's own name, and `others` has the names of all others.
+    `done` is true when the caller's part is over, so that it can make no more calls.
+
+    In a session with participants, `name` is the caller's own name, and `others` lists the other participants.
     """
 
     prompt: NotRequired[str | list[Message]]
@@ -146,10 +152,10 @@ class TaskRate(TypedDict):
 class SessionSummary(SessionOutline, SessionTask):
     """A summary of a session's own records, without those of its parent.
 
-    `records` counts the records, `calls` the calls, and `errors` the calls that failed. `duration_ms` is the time that
-    all records took. `done` is true when the agent's part is over. `verdict` is the new verdict if the request had
-    `evaluate`, else the recorded one if it is the last record. `problem` says why the session can't be evaluated, or
-    why a record can't be read; then only earlier records are counted.
+    `records` counts the records, `calls` the calls, and `errors` the failed calls. `duration_ms` is the time that all
+    records took together. `done` is true when the agent's part is over. With `evaluate` in the request, `verdict` is
+    the new verdict; otherwise it is the recorded verdict, if that is the last record. `problem` says why the session
+    can't be evaluated, or why a record can't be read. In the latter case, only earlier records are counted.
     """
 
     variant: NotRequired[str]
@@ -164,11 +170,11 @@ class SessionSummary(SessionOutline, SessionTask):
 
 
 class SessionSummaries(TypedDict):
-    """A page of a list of sessions. It ends early if the answer becomes too large or takes too long.
+    """A page of a list of sessions. The page ends early if the result becomes too large or takes too long.
 
-    If there are more sessions, `next` is set: pass it as `after` to get the next page. `rates` summarizes the valid
-    verdicts of this page, without forks that the console or a review created. `total` is the number of matching
-    sessions on all pages, if they were counted. `digest` is set if the request had `known`.
+    If further sessions match, `next` is set: pass it as `after` to get the next page. `rates` summarizes the valid
+    verdicts of this page, without forks created by the console or a review. `total` is the number of matching sessions
+    on all pages; it is set if the request asked for it. `digest` is set if the request contained `known`.
     """
 
     sessions: list[SessionSummary]
@@ -179,11 +185,11 @@ class SessionSummaries(TypedDict):
 
 
 class SolutionCall(TypedDict):
-    """A call in the form of `run_function`, and the name of the participant who makes it.
+    """A call in the form of `run_function`. `by` names the participant that makes the call.
 
-    If the session's history has an equal call, `path_index` is its index there. Otherwise `similar` is the index of a
-    call of the same function with other arguments, if the history has such a call. Each call of the history is used at
-    most once.
+    If the session's history contains an equal call, `path_index` is the index of that call in the history. Otherwise
+    `similar` is the index of a call to the same function with other arguments, if the history contains one. Each call
+    of the history is used at most once.
     """
 
     function: str
@@ -201,17 +207,17 @@ class TaskSolution(TypedDict):
 
 
 class Solution(TaskSolution):
-    """One way to do a task. `rest` has those of its calls that the session's history lacks."""
+    """One way to do a task. `rest` contains the calls of the solution that the session's history lacks."""
 
     rest: list[SolutionCall]
 
 
 class ReviewedRecord(TypedDict):
-    """A call or the answer under review. `before` and `after` are the values of the steps around it, if known.
+    """A call or the answer under review. `before` and `after` are the values of the steps before and after it.
 
-    `mark`: `solution` (equal to a call of the solution), `own` (another call, and the value stayed), `read` (nothing
-    changed), `failed`, `lost` (the value fell most), `worse` (the value fell less), `late` (no reward could be reached
-    any more), `unknown` (a value isn't known), or `end` (the answer).
+    `mark` is `solution` (equal to a call of the solution), `own` (another call, and the value stayed the same), `read`
+    (nothing changed), `failed` (the call failed), `lost` (the value fell most here), `worse` (the value fell less),
+    `late` (no reward could be reached any more), `unknown` (a value isn't known), or `end` (the answer).
     """
 
     index: int
@@ -221,14 +227,14 @@ class ReviewedRecord(TypedDict):
 
 
 class ReviewCheck(TypedDict):
-    """A check of the evaluator and whether it passes at a step."""
+    """One of the evaluator's checks, and whether it passes at a step."""
 
     name: str
     passed: bool
 
 
 class ReviewStep(TypedDict):
-    """A step under review: a version, its value if known, and the checks of the evaluator at this version."""
+    """A step under review: a version, its value if known, and the evaluator's checks at this version."""
 
     version: int
     value: NotRequired[float]
@@ -246,12 +252,12 @@ class ReviewLine(TypedDict):
 
 
 class Review(TypedDict):
-    """The review of a rollout. `lost` is the index of the record that lost it. `line` would have won instead.
+    """The review of a rollout. `lost` is the index of the record that lost the rollout. `line` would have won instead.
 
-    `lost_at` says in a few words where a failed rollout was lost, so that equal places in several rollouts can be
-    counted. `never_called` has the calls of the solution that the rollout lacked before `lost`, or at its end if no
-    record lost it. Values are lower bounds, because a better agent may know another continuation. If the solution
-    doesn't win, the review uses the calls of a `sibling`: a rollout of the same run and task that passed.
+    `lost_at` says in a few words where a failed rollout was lost, so that you can count how often rollouts are lost at
+    the same place. `never_called` lists the solution's calls that were missing before `lost`, or at the rollout's end
+    if no record lost it. Values are lower bounds, because a better agent might know another continuation. If the
+    solution doesn't win, the review uses the calls of a `sibling`: a rollout of the same run and task that passed.
     """
 
     session_id: str

@@ -18,7 +18,7 @@ from toolpack_server.features.evaluation.tasks.report import CONSOLE, content_ha
 from toolpack_server.features.evaluation.tasks.results import Review, SolutionCall
 
 MAX_CHARACTERS = 200
-"""Max characters of a value on the page."""
+"""Max characters of a value on the page. Longer values are cut."""
 
 MARKS = {
     "solution": ("!", "good", "as in the solution"),
@@ -31,7 +31,7 @@ MARKS = {
     "unknown": ("·", "soft", "the server no longer stores this version"),
     "end": ("#", "soft", ""),
 }
-"""The sign, the tone and the words of each mark, the same as in `console/review.js`."""
+"""For each mark of a record: its sign, its color class and its description. `console/review.js` uses the same."""
 
 _WIDTH, _HEIGHT = 800, 120  # size of the graph
 _PAGE = """<!doctype html>
@@ -69,7 +69,7 @@ async def review_html(send: Send, session_id: str, url: str | None) -> str:
 
     Args:
         send: Sends a request to the server, or to the service in this process.
-        session_id: The rollout.
+        session_id: The session of the rollout.
         url: The server's URL, for links to its console. None for a service in this process.
     """
     review: Review = await send("review_session", {"session_id": session_id, "record": True})
@@ -79,7 +79,7 @@ async def review_html(send: Send, session_id: str, url: str | None) -> str:
 
 
 class _Page:
-    """The page of one review.
+    """Renders the page of one review.
 
     Args:
         trace: The records of the rollout, by index.
@@ -164,7 +164,7 @@ class _Page:
         return f'<h2>What would have won, from version {line["version"]}</h2>{played}<ol class="review">{rows}</ol>'
 
     def _graph(self) -> str:
-        """Draw the value after each call, as steps."""
+        """Return a step graph of the value after each call, as HTML. Return "" if there are fewer than two calls."""
         values = [
             entry.get("after") or 0.0 for entry in self._review["records"] if "function" in self._trace[entry["index"]]
         ]
@@ -176,10 +176,10 @@ class _Page:
             f"{'L' if at else 'M'}{at * width:.1f} {_y(value, top):.1f} L{(at + 1) * width:.1f} {_y(value, top):.1f}"
             for at, value in enumerate(values)
         )
-        said = ", ".join(f"call {at}: {value:.2f}" for at, value in enumerate(values[:100]))
+        description = ", ".join(f"call {at}: {value:.2f}" for at, value in enumerate(values[:100]))
         return (
             '<figure class="chart"><figcaption>Value after each call</figcaption>'
-            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"><title>{said}</title>'
+            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"><title>{description}</title>'
             f'<g class="series0"><path d="{path}"/></g></svg></figure>'
         )
 
@@ -217,7 +217,7 @@ class _Page:
 
 
 def lost_lines(places: Sequence[str]) -> list[str]:
-    """Return a line for each place at which failed rollouts were lost, the most frequent place first."""
+    """Count the places at which failed rollouts were lost. Return a line for each place, the most frequent first."""
     counts = sorted(((places.count(place), place) for place in {*places}), key=lambda each: (-each[0], each[1]))
     return [f"{count} of {len(places)} failures: {place}" for count, place in counts]
 
@@ -257,7 +257,7 @@ def _call(call: SolutionCall, at: str, sign: str, words: str, kind: str) -> str:
 
 
 def _entry(at: str, sign: str, tone: str, name: str, words: str, lines: Sequence[str], values: str, kind: str) -> str:
-    """Return a row of a list of calls as HTML. `name` and `values` are HTML; `words` and `lines` are escaped."""
+    """Return a row of a list of calls as HTML. `name` and `values` are HTML; `words` and `lines` are escaped here."""
     shown = "".join(f'<span class="args">{escape(line)}</span>' for line in lines if line)
     return (
         f'<li class="row{kind}"><span class="at">{at}</span><span class="tag {tone}">{sign}</span>'

@@ -1,16 +1,17 @@
 """Reviews of rollouts: the value of each step, the call that lost the rollout, and a continuation that would have won.
 
-The value of a step is the best reward that a known continuation reaches from there. The continuations are:
+A *step* is a version of the session. Its *value* is the best reward that a known continuation reaches from there. The
+continuations are:
 
 - stop at the step;
 - the calls of the task's solution that the rollout hasn't made yet;
-- the same, without those that the rollout made with other arguments;
+- these calls, without the calls that the rollout made with other arguments;
 - the solution again, from its first missing call on;
 - the rest of the rollout itself.
 
-The last one makes values never rise, so a call is blamed only if no later step could still win. Forks play the
-continuations and are then closed. If no continuation wins, the calls of a *sibling* serve as the solution: a rollout of
-the same task and run that passed.
+Because of the last continuation, values never rise from step to step. So a call is blamed only if no later step could
+still win. Each continuation is played in a fork, which is then closed. If no continuation wins, the calls of a
+*sibling* serve as the solution. A sibling is a rollout of the same task and run that passed.
 """
 
 import asyncio
@@ -40,25 +41,26 @@ from toolpack_server.rpc.codes import CODES
 from toolpack_server.rpc.method import App
 
 MAX_STEPS = 40
-"""Max steps of a rollout for evaluating each step. In longer rollouts, a binary search finds the falls of the value."""
+"""Rollouts with at most this many steps are evaluated at each step. In longer rollouts, a binary search finds the steps
+at which the value falls."""
 
 MAX_LISTED = 1000
-"""Max sessions, newest first, that the search for a sibling reads."""
+"""Max sessions that the search for a sibling reads, newest first."""
 
-MAX_JUDGED = 8
+MAX_EVALUATIONS = 8
 """Max rollouts without a recorded verdict that the search for a sibling evaluates."""
 
-_AT_ONCE = 4  # steps evaluated at the same time
-_FORK_SECONDS = 300  # TTL of a fork that plays a continuation; it matters only if the worker dies before it is closed
+_MAX_PARALLEL = 4  # max steps that are evaluated at the same time
+_FORK_SECONDS = 300  # TTL of a continuation's fork; it matters only if the worker dies before it closes the fork
 _PAGE = 1000
-_SHOWN = 60  # max characters of a call's arguments in the summary
-_SHOWN_ID = 8  # characters of a session_id in the summary
-_ROLLOUT = "rollout"  # the label that numbers the rollouts of a run; siblings have all other labels in common
+_MAX_ARGUMENTS = 60  # max length of a call's arguments in the summary
+_ID_CHARACTERS = 8  # characters of a session_id in the summary
+_ROLLOUT = "rollout"  # the label that numbers the rollouts of a run; all other labels of siblings are equal
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The best known continuation of a step. The reward is None if the server no longer stores the version."""
+    """The best known continuation from a step. The reward is None if the server no longer stores the version."""
 
     version: int
     reward: float | None
@@ -88,7 +90,7 @@ class _Reviewer:
 
     def __init__(self, app: App, caller: Caller, session_id: str) -> None:
         self._app, self._caller, self._id = app, caller, session_id
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_MAX_PARALLEL)
         self._answer: str | None = None
         self._steps: dict[int, _Step] = {}
         self._has_solution = True
@@ -96,22 +98,25 @@ class _Reviewer:
         self._path: list[Any] = []
         self._reads: set[str] = set()
 
-    async def _ask(self, method: str, **params: Any) -> Any:
+    async def _request(self, method: str, **params: Any) -> Any:
         return await self._app.request(self._caller, method, params)
 
     async def _pages(self, session_id: str, *, path: bool) -> list[Any]:
-        """Return all records of a session, or of its path if `path` is set."""
+        """Return all records of a session. With `path`, return all records on its path, including its ancestors'."""
         records: list[Any] = []
         key = "path_index" if path else "index"
-        while page := await self._ask(
+        while page := await self._request(
             "get_trace", session_id=session_id, limit=_PAGE, path=path, after=records[-1][key] if records else -1
         ):
             records += page
         return records
 
     async def review(self, *, record: bool) -> Review:
-        """Return the stored review, or compute it. With `record`, play the winning continuation and store both."""
-        session = await self._ask("get_session", session_id=self._id)
+        """Return the stored review, or compute it.
+
+        With `record`, play the winning continuation in a fork that is kept, and store the review.
+        """
+        session = await self._request("get_session", session_id=self._id)
         if "task" not in session:
             raise InvalidParamsError(
                 "The session has no task, so no reward can be lost: review a session that was created with a task."
@@ -121,7 +126,7 @@ class _Reviewer:
         stored = await self._stored(stage)
         if stored is not None:
             return stored
-        functions = (await self._ask("list_functions", session_id=self._id))["result"]
+        functions = (await self._request("list_functions", session_id=self._id))["result"]
         self._reads = {each["name"] for each in functions if each["read_only"]}
         self._path = await self._pages(self._id, path=True)
         spans = spans_of([each for each in self._path if each["session_id"] == self._id], trace)
@@ -142,13 +147,13 @@ class _Reviewer:
     async def _stored(self, stage: Mapping[str, str]) -> Review | None:
         """Return the review that is stored in a fork with these labels, or None.
 
-        A fork with these labels may lack a review: a user may have set the labels, or a worker may have died before it
+        A fork with these labels can lack a review, because a user set the labels, or because a worker died before it
         stored the review.
         """
         after = ""
-        while forks := await self._ask("list_sessions", labels=stage, parent=self._id, after=after, limit=_PAGE):
+        while forks := await self._request("list_sessions", labels=stage, parent=self._id, after=after, limit=_PAGE):
             for fork in forks:
-                for note in await self._ask("get_trace", session_id=fork["session_id"], limit=1):
+                for note in await self._request("get_trace", session_id=fork["session_id"], limit=1):
                     review = note.get("metadata", {}).get(REVIEW_LABEL)
                     if isinstance(review, dict) and review.get("session_id") == self._id:
                         return cast("Review", review)
@@ -158,9 +163,9 @@ class _Reviewer:
     async def _compared_with_sibling(
         self, task: str, labels: Mapping[str, str], version: int, spans: Sequence[Span]
     ) -> Review | None:
-        """Return the review with the calls of a sibling as the solution.
+        """Return the review that uses a sibling's calls as the solution.
 
-        Return None if there is no sibling, its record of a call was cut, or its calls don't win either.
+        Return None if no sibling exists, a call in its records was cut, or its calls don't win either.
         """
         sibling = await self._find_sibling(task, {name: labels[name] for name in labels if name != _ROLLOUT})
         path = await self._pages(sibling, path=True) if sibling else []
@@ -176,11 +181,11 @@ class _Reviewer:
         if "line" not in review:
             return None
         review["sibling"] = sibling
-        review["summary"] += f" The calls are those of the rollout {sibling[:_SHOWN_ID]}, which passed."
+        review["summary"] += f" The calls are those of the rollout {sibling[:_ID_CHARACTERS]}, which passed."
         return review
 
     async def _find_sibling(self, task: str, labels: Mapping[str, str]) -> str | None:
-        """Return the newest rollout of a task with these labels that passed, or None."""
+        """Return the session_id of the newest rollout that has this task and these labels and that passed, or None."""
         if not labels:
             return None
         evaluations = 0
@@ -188,9 +193,9 @@ class _Reviewer:
             if each.get("task") != task or each["session_id"] == self._id or not is_rollout(each, labels):
                 continue
             verdict = each.get("verdict")
-            if verdict is None and evaluations < MAX_JUDGED:
+            if verdict is None and evaluations < MAX_EVALUATIONS:
                 evaluations += 1
-                verdict = await self._ask("evaluate_session", session_id=each["session_id"], raise_on_error=False)
+                verdict = await self._request("evaluate_session", session_id=each["session_id"], raise_on_error=False)
             if verdict and verdict["passed"]:
                 return str(each["session_id"])
         return None
@@ -200,16 +205,16 @@ class _Reviewer:
         after: str | None = ""
         left = MAX_LISTED
         while after is not None and left:
-            part = await self._ask("summarize_sessions", labels=labels, order="-created", after=after, limit=left)
+            part = await self._request("summarize_sessions", labels=labels, order="-created", after=after, limit=left)
             for each in part["sessions"]:
                 yield each
             left -= len(part["sessions"])
             after = part.get("next")
 
     async def _store(self, ledger: str, review: Review) -> None:
-        """Store a review as a message of the fork `ledger`. If it is too large for a record, close the fork instead."""
+        """Store a review as a message in the fork `ledger`. If the review is too large for a record, close the fork."""
         try:
-            await self._ask(
+            await self._request(
                 "add_message",
                 session_id=ledger,
                 role="system",
@@ -217,7 +222,7 @@ class _Reviewer:
                 metadata={REVIEW_LABEL: review},
             )
         except ReplyError as error:
-            await self._ask("close_session", session_id=ledger)
+            await self._request("close_session", session_id=ledger)
             if error.code != CODES[InvalidParamsError]:
                 raise
 
@@ -225,7 +230,7 @@ class _Reviewer:
         """Compute the review from the verdict, the values of all steps and the solution."""
         answers = [each.record["answer"] for each in spans if each.record["kind"] == "answer"]
         self._answer = answers[-1] if answers else None
-        verdict = await self._ask("evaluate_session", session_id=self._id, raise_on_error=False)
+        verdict = await self._request("evaluate_session", session_id=self._id, raise_on_error=False)
         steps = sorted({0, *(step for each in spans for step in (each.before, each.after))})
         values = await self._values(steps)
         solution = await self._solution(version)
@@ -233,11 +238,11 @@ class _Reviewer:
         own = verdict["reward"] if verdict["valid"] else None
         end = steps[-1]
         rewards = [value for value in values.values() if value is not None]
-        # Values never rise, so the first one is the best reward that was possible.
+        # Values never rise, so the first value is the best reward that was possible.
         wins = not verdict["passed"] and own is not None and bool(rewards) and rewards[0] > own
         lost = _largest_fall(spans, values, own) if wins else None
         if lost is not None and lost.record["kind"] == "answer" and self._steps[end].calls:
-            lost = None  # even another answer wouldn't have won, because calls were missing
+            lost = None  # the answer isn't to blame: calls were missing, so even another answer wouldn't have won
         records: list[ReviewedRecord] = []
         for span in spans:
             before = values[span.before]
@@ -287,9 +292,9 @@ class _Reviewer:
     async def _missing_before(
         self, lost: Span, solution: Solution | None, line: Sequence[SolutionCall]
     ) -> list[SolutionCall]:
-        """Return the calls that the solution makes before the call that lost, and that the rollout lacked there.
+        """Return the solution's calls that should have come before the losing call, but that the rollout hadn't made.
 
-        The result is empty if the call that lost isn't a call of the solution.
+        The result is empty if the losing call isn't a call of the solution.
         """
         calls = solution["calls"] if solution else []
         number = next(
@@ -303,7 +308,8 @@ class _Reviewer:
     async def _values(self, steps: Sequence[int]) -> dict[int, float | None]:
         """Return the value of each step, or None for a step that the server no longer stores.
 
-        A step that `_halve` skipped lies between two equal values. Values never rise, so it has the same value.
+        If `_halve` skipped a step, the values on both sides of it are equal. Because values never rise, the skipped
+        step has the same value.
         """
         if len(steps) <= MAX_STEPS:
             await asyncio.gather(*map(self._step, steps))
@@ -326,7 +332,7 @@ class _Reviewer:
             await self._halve(steps, low, middle)
 
     async def _step(self, version: int) -> _Step:
-        """Return the best continuation of a step, and remember it. At most `_AT_ONCE` steps are evaluated at once."""
+        """Return the best continuation from a step, and remember it for the next call."""
         if version not in self._steps:
             async with self._slots:
                 try:
@@ -338,30 +344,36 @@ class _Reviewer:
         return self._steps[version]
 
     async def _best_continuation(self, version: int) -> _Step:
-        """Evaluate the end at this version, then play continuations in forks until one passes. Return the best."""
+        """Evaluate the rollout as if it ended here, then play continuations in forks until one passes.
+
+        Return the continuation with the highest reward.
+        """
         own = {} if self._answer is None else {"answer": self._answer}
-        ended = await self._ask("evaluate_session", session_id=self._id, version=version, raise_on_error=False, **own)
+        ended = await self._request(
+            "evaluate_session", session_id=self._id, version=version, raise_on_error=False, **own
+        )
         best = _Step(version, ended["reward"] if ended["valid"] else 0.0, (), self._answer or "", ended["checks"])
         solution = None if ended["passed"] else await self._solution(version)
         if solution is None:
             return best
-        for calls in self._ways(solution):
+        for calls in self._candidates(solution):
             fork = await self._fork(version, {REVIEW_LABEL: self._id}, _FORK_SECONDS)
             try:
                 verdict = await self._play(fork, calls, solution["answer"])
             finally:
-                await self._ask("close_session", session_id=fork["session_id"])
+                await self._request("close_session", session_id=fork["session_id"])
             if verdict["valid"] and verdict["reward"] > (best.reward or 0.0):
                 best = _Step(version, verdict["reward"], calls, solution["answer"], ended["checks"])
             if verdict["passed"]:
                 break
         return best
 
-    def _ways(self, solution: Solution) -> list[list[SolutionCall]]:
-        """Return the lists of calls to try as continuations, without duplicates and the most likely list first.
+    def _candidates(self, solution: Solution) -> list[list[SolutionCall]]:
+        """Return the lists of calls to try as continuations, without duplicates. The most promising list comes first.
 
-        Lists without read-only calls come first, because few tasks need these calls. The last list repeats all calls
-        of the solution from its first missing call on, because later calls may have had no effect without it.
+        Lists without read-only calls come first, because few tasks need read-only calls. The last list repeats the
+        solution from its first missing call on, because the rollout's later calls might have had no effect without the
+        missing call.
         """
         rest, calls = solution["rest"], solution["calls"]
         first = next((number for number, call in enumerate(calls) if "path_index" not in call), len(calls))
@@ -376,9 +388,9 @@ class _Reviewer:
         return [call for call in calls if call["function"] not in self._reads]
 
     async def _solution(self, version: int) -> Any:
-        """Return the solution compared with the history up to a version, or None if the task has none.
+        """Return the solution compared with the history up to a version, or None if the task has no solution.
 
-        If a sibling is set, its calls are the solution.
+        If a sibling was found, its calls are the solution.
         """
         if self._sibling is not None:
             history = [
@@ -396,7 +408,7 @@ class _Reviewer:
         if not self._has_solution:
             return None
         try:
-            return await self._ask("get_solution", session_id=self._id, version=version)
+            return await self._request("get_solution", session_id=self._id, version=version)
         except ReplyError as error:
             if error.code != CODES[InvalidParamsError]:
                 raise
@@ -405,7 +417,7 @@ class _Reviewer:
 
     async def _fork(self, version: int, labels: Mapping[str, str], seconds: float | None = None) -> Any:
         more = {} if seconds is None else {"ttl_seconds": seconds}
-        (fork,) = await self._ask("fork_session", session_id=self._id, version=version, labels=labels, **more)
+        (fork,) = await self._request("fork_session", session_id=self._id, version=version, labels=labels, **more)
         return fork
 
     async def _play(self, fork: Any, calls: Sequence[SolutionCall], answer: str) -> Any:
@@ -418,14 +430,14 @@ class _Reviewer:
                 caller, params = self._caller, {**params, "session_id": session_id}
             try:
                 await self._app.request(caller, "run_function", params)
-            except ReplyError:  # for example, all calls that the task allows are used
+            except ReplyError:  # for example, the agent has used all its calls
                 break
         try:
             agent = Caller(self._caller.owner, session_id, address=AGENT)
             await self._app.request(agent, "submit_answer", {"answer": answer})
-        except ReplyError:  # the agent's part is over, so there is no answer
+        except ReplyError:  # the agent's part is over, so it can't answer any more
             pass
-        return await self._ask("evaluate_session", session_id=session_id, raise_on_error=False)
+        return await self._request("evaluate_session", session_id=session_id, raise_on_error=False)
 
 
 def _fall(span: Span, values: Mapping[int, float | None], own: float | None) -> float:
@@ -445,7 +457,7 @@ def _mark(span: Span, before: float | None, after: float | None, indices: set[in
     """Return the mark of a record; `ReviewedRecord` explains the marks.
 
     Args:
-        indices: The indices on the path of the calls that equal a call of the solution.
+        indices: The path indices of the calls that equal a call of the solution.
     """
     record = span.record
     if record["kind"] == "answer":
@@ -510,4 +522,4 @@ def _summary(review: Review, lost: Span | None) -> str:
 def _call_text(function: str, kwargs: Mapping[str, Any]) -> str:
     """Return a call as text, with its arguments cut to a short length."""
     text = ", ".join(f"{name}={dumps(value).decode()}" for name, value in kwargs.items())
-    return f"{function}({text if len(text) <= _SHOWN else text[:_SHOWN] + '…'})"
+    return f"{function}({text if len(text) <= _MAX_ARGUMENTS else text[:_MAX_ARGUMENTS] + '…'})"

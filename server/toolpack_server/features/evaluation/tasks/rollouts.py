@@ -1,7 +1,7 @@
 """Arguments and return values of evaluators: `Rollout`, `Check` and `Evaluation`.
 
-This module runs no functions and reads no stored bytes: the module `evaluation` implements `Worlds` for it. If an
-evaluator returns an invalid value, the evaluation fails; an invalid value never becomes a reward.
+This module runs no functions and reads no stored bytes, because the module `evaluation` implements `Worlds` for it. If
+an evaluator returns an invalid value, the evaluation fails; an invalid value never becomes a reward.
 """
 
 import inspect
@@ -27,7 +27,7 @@ PASSED = 1.0  # smallest reward that passes by default
 
 
 class RewardError(ToolpackServerError, ValueError):
-    """The evaluator's reward is infinite or NaN. Clients see it as a `ValueError`."""
+    """The evaluator's reward is infinite or NaN. Clients see this error as a `ValueError`."""
 
     kind = ValueError.__name__
 
@@ -42,16 +42,16 @@ class RolloutCall:
         kwargs: The arguments, as JSON values.
         result: The result, as a JSON value; "" after an error. A result that is too long for its record is cut.
         error: `ErrorType: message`, or None if the call succeeded.
-        version: The session's version after the call. None if the record is from the session's parent.
-        by: The caller: `agent` or another participant if the call came to its address, `client`, or `world` for a call
-            of an event.
+        version: The session's version after the call. None if the call was made in the session's parent.
+        by: The caller: `agent` or the name of another participant if the call came to its address, `client` for a
+            client, or `world` for an event.
         perturbed: `{"rules", "run", "agent"}` if perturbation rules matched the call: the names of the rules, whether
             the function ran, and the result that the agent got instead. Otherwise None.
-        parent: For a nested call, the call that had it as an argument. The parent has the same index and comes later in
-            `Rollout.calls`. If the parent failed, changes of the nested call were discarded.
+        parent: For a nested call, the call that contains it as an argument. Both calls have the same index, and the
+            parent comes later in `Rollout.calls`. If the parent failed, the nested call's changes were discarded.
         at: The time of the call in a session with events, otherwise None.
-        event: The name of the event that made the call, or None. An event without a function is a call of the function
-            "".
+        event: The name of the event that made the call, or None. An event that calls no function appears as a call to
+            the function "".
     """
 
     index: int
@@ -72,9 +72,9 @@ class RolloutMessage:
     """A message in the history that is evaluated; see `RolloutCall` for `index` and `version`.
 
     Attributes:
-        role: The recorded role. In a session with participants, `assistant` for messages of the agent.
-        content: The text.
-        by: The participant who sent it, or `client`.
+        role: The recorded role. In a session with participants, the agent's messages have the role `assistant`.
+        content: The text of the message.
+        by: The participant that sent the message, or `client`.
         to: The recipient. None: all other participants.
     """
 
@@ -103,13 +103,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The return value of an evaluator that has more to report than a reward.
+    """The return value of an evaluator that reports more than a reward.
 
     Attributes:
         reward: A finite number.
-        passed: Whether the rollout passed. Default: whether the reward is 1 or more.
-        checks: Further checks, in addition to those of `Rollout.check`.
-        metrics: Further JSON values by name.
+        passed: Whether the rollout passed. Default: True if the reward is 1 or more.
+        checks: Further checks, in addition to the checks that `Rollout.check` has added.
+        metrics: JSON values by name, which are stored with the verdict, such as the number of retries.
     """
 
     reward: float
@@ -119,10 +119,10 @@ class Evaluation:
 
 
 class Worlds(ABC):
-    """Loader of a rollout's environments, by toolpack. Each method returns new copies.
+    """Loader of a rollout's environments. Each method returns new copies, by toolpack.
 
     Attributes:
-        plain: The classes whose objects are converted to JSON as their public attributes.
+        plain: The classes of plain objects. Their objects are converted to JSON as dicts of their public attributes.
     """
 
     plain: Container[type] = ()
@@ -133,30 +133,30 @@ class Worlds(ABC):
 
     @abstractmethod
     def at(self, version: int | None) -> dict[str, Any]:
-        """Return the environments at a version of the session. None means the version that is evaluated."""
+        """Return the environments at a version of the session. None: the version that is evaluated."""
 
     @abstractmethod
     def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, Any]:
-        """Run calls on the initial environments, and return the resulting environments."""
+        """Run calls on the initial environments, and return the environments after the calls."""
 
 
 class Rollout(Generic[E]):
     """An agent's attempt at a task: the argument of an evaluator.
 
-    Everything in it is a copy. An evaluator may change it without changing the session.
+    All its values are copies, so an evaluator can change them without changing the session.
 
     Attributes:
         task: A copy of the task.
         toolpack: The name of the task's toolpack.
         options: The options that the toolpack's environment was created with.
-        calls: The calls in the history, including nested ones, in order of execution.
+        calls: The calls in the history, including nested calls, in order of execution.
         messages: The messages in the history, in order.
-        answer: The submitted answer. If none was submitted, the agent's last message or "".
+        answer: The submitted answer. If no answer was submitted, the agent's last message or "".
         version: The version of the session that is evaluated.
-        reactions: For each event, the seconds from the first time that it happened to the agent's next change. Events
+        reactions: For each event, the seconds between the event's first time and the agent's next change. Events
             after which the agent changed nothing are missing.
         checks: The checks that `check` has added so far.
-        plain: The classes whose objects are converted to JSON as their public attributes.
+        plain: The classes of plain objects. Their objects are converted to JSON as dicts of their public attributes.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Rollout(Generic[E]):
 
         Args:
             calls: `FunctionCall` objects or tuples `(name, arguments)`.
-            raise_on_error: Whether a failed call raises. If False, a failed call changes nothing and the next one runs.
+            raise_on_error: Whether a failed call raises an error. If False, it changes nothing, and the next call runs.
 
         Raises:
             ReplayError: A call failed.
@@ -231,7 +231,7 @@ class Rollout(Generic[E]):
     def check(self, name: str, passed: bool | None, detail: str = "") -> bool:
         """Add a check to `checks`, and return whether it passed.
 
-        An evaluator that returns None passes if all its checks passed.
+        If the evaluator returns None, the rollout passes if all checks passed.
 
         Args:
             name: The condition, such as "the order is paid".
@@ -239,7 +239,7 @@ class Rollout(Generic[E]):
             detail: An explanation, such as the actual value.
 
         Raises:
-            TypeError: `passed` isn't a bool or None; perhaps a method wasn't called.
+            TypeError: `passed` isn't a bool or None, for example because you passed a method instead of calling it.
         """
         check = Check(name, _as_bool(passed, name), detail)
         self.checks.append(check)
@@ -311,7 +311,8 @@ def _finite(reward: Any) -> float:
 def _as_bool(passed: Any, name: str) -> bool:
     """Return `passed` as a bool.
 
-    Any other type is an error, because a forgotten call or `await` leaves a method or a coroutine, which is truthy.
+    Other types are refused, because an author who forgets a call or an `await` passes a method or a coroutine, which is
+    always truthy.
 
     Raises:
         TypeError: `passed` isn't a bool or None.
@@ -333,6 +334,6 @@ def _check_view(check: Any) -> TaskCheck:
     """Return a check as JSON."""
     if not isinstance(check, Check):
         raise TypeError(f"one of its checks is a {type(check).__name__}: use rollout.check, or toolpack_server.Check")
-    # Replace lone surrogates, which JSON in UTF-8 can't contain.
+    # `errors="replace"` removes lone surrogates, which JSON in UTF-8 can't contain.
     name, detail = (str(text).encode("utf-8", "replace").decode() for text in (check.name, check.detail))
     return {"name": name, "passed": _as_bool(check.passed, name), "detail": detail}

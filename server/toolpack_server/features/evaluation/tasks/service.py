@@ -1,4 +1,4 @@
-"""Service of the task methods: list and describe tasks, record messages and answers, evaluate sessions.
+"""Implementation of the task methods: list and describe tasks, record messages and answers, evaluate sessions.
 
 Author code (loaders, solutions, evaluators) runs in the owner's queue for author code, with a deadline. No method here
 changes an environment.
@@ -25,7 +25,7 @@ from toolpack_server.features.evaluation.episodes.messages import MessageOperati
 from toolpack_server.features.evaluation.episodes.progress import Episodes, Progress
 from toolpack_server.features.evaluation.episodes.rights import PARTICIPANTS
 from toolpack_server.features.evaluation.tasks.answers import AnswerOperation
-from toolpack_server.features.evaluation.tasks.evaluation import Evidence, SeenRecord, seen
+from toolpack_server.features.evaluation.tasks.evaluation import Evidence, SeenRecord, seen_record
 from toolpack_server.features.evaluation.tasks.finding import all_tasks, find_task
 from toolpack_server.features.evaluation.tasks.operations import EvaluateTask, SolveTask
 from toolpack_server.features.evaluation.tasks.results import (
@@ -57,7 +57,7 @@ from toolpack_server.stores.history import fitting
 
 
 class TaskQuery(NamedTuple):
-    """Filter of `list_tasks`. None and an empty list match any task."""
+    """Filter of `list_tasks`. A field that is None or empty matches every task."""
 
     toolpack: str | None
     split: str | None
@@ -65,19 +65,19 @@ class TaskQuery(NamedTuple):
 
 
 class UnfinishedError(OverloadedError):
-    """The session's last call has set off events that haven't happened yet.
+    """The session's last call has triggered events that haven't happened yet, so it can't be evaluated now.
 
     Attributes:
-        operations: Operations that run these events.
+        operations: Operations that run these events. After them, the session can be evaluated.
     """
 
     def __init__(self, operations: Sequence[SessionOperation]) -> None:
-        super().__init__("The session's last call has set off events that haven't happened yet: try again.")
+        super().__init__("The session's last call has triggered events that haven't happened yet: try again.")
         self.operations = operations
 
 
 class Tasks:
-    """The operations of the task methods."""
+    """Implements the task methods."""
 
     def __init__(self, app: App) -> None:
         self._context = app.context
@@ -99,7 +99,11 @@ class Tasks:
         return await self._sessions.run_authors(describe, owner, "tasks")
 
     def _page(self, query: TaskQuery, after: int, limit: int) -> TaskPage:
-        """Return a page of the tasks that match a query, and counts of all that match."""
+        """Return a page of the tasks that match a query, and the number of all matching tasks.
+
+        Raises:
+            InvalidParamsError: The query names a toolpack that isn't loaded.
+        """
         if query.toolpack is not None and query.toolpack not in self._catalog.toolpacks:
             raise InvalidParamsError(
                 f"There is no toolpack {shown(query.toolpack)!r}: choose from {', '.join(self._catalog.toolpacks)}."
@@ -118,7 +122,7 @@ class Tasks:
     # A session's task
 
     async def agent_task(self, session_id: str, owner: str, name: str) -> AgentTask:
-        """Return the task as a participant sees it: prompt, limit, calls used, and whether its part is over."""
+        """Return the task as a participant sees it: prompt, call limit, calls used, and whether its part is over."""
 
         def describe(reader: SessionReader) -> AgentTask:
             session, head = reader.find(session_id, owner)
@@ -138,9 +142,9 @@ class Tasks:
         return await self._sessions.read(describe, owner)
 
     def task(self, session: StoredSession) -> Task | None:
-        """Return the task of a session, or None if the session has none. This may run a toolpack's loaders.
+        """Return the task of a session, or None if the session has no task. This can run a toolpack's loaders.
 
-        The agent may see the error messages, so they contain nothing about the task.
+        The agent might see the error messages, so they reveal nothing about the task.
 
         Raises:
             ClassesChangedError: The task is no longer loaded.
@@ -178,7 +182,7 @@ class Tasks:
         """Record the agent's answer, which ends the agent's part.
 
         Args:
-            by: The participant who sent the answer, or `client`.
+            by: The participant that sent the answer, or `client`.
 
         Raises:
             InvalidParamsError: The session has no task.
@@ -197,10 +201,12 @@ class Tasks:
         record: bool = False,
         ends: bool = False,
     ) -> Verdict:
-        """Return an evaluator's verdict on a session; see `methods.EvaluateSession`.
+        """Return an evaluator's verdict on a session. `methods.EvaluateSession` describes the parameters.
+
+        If events are due after the session's last call, they happen first.
 
         Raises:
-            InvalidParamsError: The task doesn't exist or its toolpack isn't in the session, or a verdict with these
+            InvalidParamsError: The task doesn't exist, the session doesn't use its toolpack, or a verdict with these
                 parameters can't be recorded.
             EvaluationError: The evaluator or the solution failed.
         """
@@ -210,7 +216,7 @@ class Tasks:
                 "task, version and answer, or omit record."
             )
         if ends and not record:
-            raise InvalidParamsError("Only a recorded verdict ends the agent's part: set record, too, or omit ends.")
+            raise InvalidParamsError("Only a recorded verdict ends the agent's part: also set record, or omit ends.")
         request = session_id, owner, name, version, answer
         try:
             return await self._evaluate(*request, record=record, ends=ends, settled=version is not None)
@@ -219,7 +225,7 @@ class Tasks:
             return await self._evaluate(*request, record=record, ends=ends, settled=True, unfinished=failure)
 
     async def _finish(self, operations: Sequence[SessionOperation]) -> VerdictFailure | None:
-        """Run the operations that an evaluation needs first. Return the failure if one of them fails, or None."""
+        """Run the operations that must precede an evaluation. If one fails, return the failure, else None."""
         try:
             for operation in operations:
                 await self._sessions.run(operation)
@@ -242,11 +248,14 @@ class Tasks:
         settled: bool,
         unfinished: VerdictFailure | None = None,
     ) -> Verdict:
-        """Evaluate a session in its queue if the verdict is recorded, otherwise beside the queue. Trace the evaluation.
+        """Evaluate a session, and trace the evaluation.
+
+        If the verdict is recorded, the evaluation waits in the session's queue, so that no call can change the session
+        meanwhile. Otherwise it runs without the queue on the version that it has read.
 
         Args:
-            settled: Skip the check that all events have happened.
-            unfinished: The failure of an event that couldn't happen, which makes the verdict invalid.
+            settled: Whether all events are known to have happened, so that no check is needed.
+            unfinished: The failure of an event that couldn't happen. It makes the verdict invalid.
         """
         tracer, began, task = self._sessions.tracer, time.time_ns(), ""
         heavy = self._sessions.heavy_reader
@@ -285,10 +294,10 @@ class Tasks:
         return verdict
 
     def _check_finished(self, session: StoredSession, head: Head, *, settled: bool) -> None:
-        """Check that all events that the session's last call has set off have happened.
+        """Check that all events have happened that the session's last call has triggered.
 
         Args:
-            settled: Skip the check.
+            settled: Whether all events are known to have happened, so that the check is skipped.
 
         Raises:
             UnfinishedError: Some events haven't happened yet.
@@ -307,7 +316,10 @@ class Tasks:
         answer: str | None,
         unfinished: VerdictFailure | None,
     ) -> Verdict:
-        """Run the evaluator, in a thread. A failure of the host or a participant makes the verdict invalid."""
+        """Run the evaluator. Must run on a worker thread, because the evaluator blocks.
+
+        A failure of the host, a participant or an event makes the verdict invalid.
+        """
         evidence, failure = self.evidence(reader, session, head, version, answer)
         failure = failure or unfinished
         verdict = self._context.run(EvaluateTask(task, evidence))
@@ -319,7 +331,7 @@ class Tasks:
         self, failure: VerdictFailure, session_id: str, owner: str | None, name: str | None, version: int | None
     ) -> Verdict:
         """Return an invalid verdict without a reward, after `evaluate` has failed."""
-        with suppress(StateDamagedError):  # an unreadable session gets a verdict, too
+        with suppress(StateDamagedError):  # even an unreadable session gets a verdict
             session, head = await self._sessions.read(lambda reader: reader.find(session_id, owner))
             name = name or Recipe.of(session).feature_options.get("task")
             version = head.version if version is None else version
@@ -356,7 +368,8 @@ class Tasks:
         """Return the name of the task to evaluate, and its evaluator's deadline in seconds.
 
         Raises:
-            InvalidParamsError: The session has no task, or the task `name` doesn't belong to the session's toolpacks.
+            InvalidParamsError: `name` is None and the session has no task, or the task doesn't belong to one of the
+                session's toolpacks.
         """
         recipe = Recipe.of(session)
         if name is None:
@@ -376,7 +389,10 @@ class Tasks:
     def evidence(
         self, reader: SessionReader, session: StoredSession, head: Head, version: int | None, answer: str | None
     ) -> tuple[Evidence, VerdictFailure | None]:
-        """Return a session's stored state for an evaluator, and a failure of the host or of a participant, or None."""
+        """Return the part of a session's stored state that an evaluator needs.
+
+        Also return a failure of the host or a participant in the session's history, or None.
+        """
         at = head.version if version is None else version
         final = reader.snapshot(session.id, head, at)
         first, path = self._context.paths.evidence(session, at)
@@ -392,7 +408,7 @@ class Tasks:
             initial=reader.read_parts(session.id, first),
             final=final,
             version=at,
-            path=[seen(record, kinds) for record in path],
+            path=[seen_record(record, kinds) for record in path],
             answer=answer,
             at=lambda other: reader.snapshot(session.id, head, other),
         )
@@ -425,5 +441,5 @@ def _description(index: int, pack: Toolpack, task: Task) -> TaskDescription:
 
 
 def prompt_of(task: Task) -> Any:
-    """Return the prompt as JSON: a text, or messages."""
+    """Return the prompt as JSON: a string, or a list of messages."""
     return task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]

@@ -1,4 +1,4 @@
-"""Comparison of a session's history with a solution: which calls of the solution were made, exactly or similarly."""
+"""Comparison of a session's history with a solution: which of the solution's calls were made, exactly or similarly."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,15 @@ from toolpack_server.features.evaluation.tasks.results import SolutionCall
 from toolpack_server.jsonio.equality import argument_key, equal_arguments
 
 MAX_COMPARED = 100
-"""Max calls of one function, the latest, that are searched for similar ones."""
+"""Only the latest calls to each function, at most this many, are searched for similar calls."""
 
 
 def match_solution(history: Sequence[Mapping[str, Any] | None], calls: Sequence[SolutionCall]) -> list[SolutionCall]:
-    """Match a solution's calls with calls of a history. Return the solution's calls with the matches.
+    """Match a solution's calls with the calls of a history. Return the solution's calls with the matches.
 
-    An equal call of the history sets `path_index` to its index there. If there is none, `similar` is the index of a
-    call of the same function with other arguments; calls with more equal arguments are preferred. Only calls that
-    succeeded match, each at most once. The caller doesn't matter.
+    If the history contains an equal call, `path_index` is set to its index in the history. Otherwise `similar` is set
+    to the index of a call to the same function with other arguments. If several calls are similar, the call with the
+    most equal arguments is chosen. Only calls that succeeded are matched, each at most once, whoever made them.
 
     Args:
         history: The records of the history, with None for each record that isn't a call.

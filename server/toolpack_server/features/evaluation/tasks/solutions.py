@@ -1,6 +1,6 @@
 """Solutions of tasks: normalization of their calls, and the evaluator `reached_solution`.
 
-A solution is one way to do a task. Its calls have the form in which a client sends calls, so the arguments are JSON
+A solution is one way to do a task. Its calls are converted to the form that a client sends, so their arguments are JSON
 values.
 """
 
@@ -20,10 +20,10 @@ from toolpack_server.protocol.senders import AGENT
 from toolpack_server.volumes.volume import Volume
 
 MAX_SHOWN = 80  # max characters of a value in a message
-_LENGTHS = (2, 3)  # lengths of a call that is a tuple; the third item, the participant, is optional
+_LENGTHS = (2, 3)  # allowed lengths of a tuple; the third item, the participant, is optional
 
 PlainCall = tuple[str, dict[str, Any], str]
-"""Function name, arguments as JSON values (a nested call is `{"$call": …}`), and the participant's name."""
+"""A call: the function's name, the arguments as JSON values (a nested call is `{"$call": …}`), and the participant."""
 
 
 def solution_calls(task: Any, initial: Any) -> list[PlainCall]:
@@ -35,7 +35,7 @@ def solution_calls(task: Any, initial: Any) -> list[PlainCall]:
 def plain_calls(calls: Sequence[Any]) -> list[PlainCall]:
     """Return calls in the form of `PlainCall`.
 
-    A call may be a `FunctionCall` (of this package or AgentDojo), `(name, arguments)` or
+    A call can be a `FunctionCall` (of this package or AgentDojo), `(name, arguments)` or
     `(name, arguments, participant)`.
 
     Raises:
@@ -46,7 +46,7 @@ def plain_calls(calls: Sequence[Any]) -> list[PlainCall]:
 
 
 def _plain(call: Any) -> PlainCall:
-    """Return one call in the form of `PlainCall`."""
+    """Convert one call to the form of `PlainCall`."""
     by = AGENT
     if _is_function_call(call):
         name, arguments = call.function, call.args
@@ -89,7 +89,7 @@ def _is_function_call(value: Any) -> bool:
 
 
 def answer_texts(answer: str | Sequence[str]) -> list[str]:
-    """Return the texts of a task's `answer` that aren't empty."""
+    """Return the strings of a task's `answer` that aren't empty."""
     return [text for text in ([answer] if isinstance(answer, str) else answer) if text]
 
 
@@ -97,17 +97,17 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
     """Return an evaluator that compares the agent's environments with the environments after the task's solution.
 
     The evaluator runs the solution on the initial environments. It compares environments as JSON. Databases and files
-    may have any size; they are compared by their content. Numbers are compared by value; see
-    `toolpack_server.jsonio.equality`. The agent's answer must contain each text of the task's `answer`; see `says`.
+    are compared by their content, whatever their size. Numbers are compared by value; see
+    `toolpack_server.jsonio.equality`. The agent's answer must contain each string of the task's `answer`; see `says`.
 
-    If functions read a clock or create random ids, the environments always differ: use `ignore`, or write your own
-    evaluator.
+    If functions read a clock or create random ids, the environments always differ. In this case, use `ignore`, or write
+    your own evaluator.
 
     Args:
-        ignore: JSON Pointers (RFC 6901) to values that may differ, such as `/bank/account/transactions`. In a database
-            or a file tree, `*` matches any one step: `/shop/db/orders/*/at` is a column.
+        ignore: JSON Pointers (RFC 6901) to values that are allowed to differ, such as `/bank/account/transactions`. In
+            a database or a file tree, `*` matches any single step, so `/shop/db/orders/*/at` is a column.
         raise_on_error: Whether a failed call of the solution makes the evaluation fail. If False, the failed call
-            changes nothing and the next one runs.
+            changes nothing, and the next call runs.
     """
     try:
         pointers = [jsonpointer.JsonPointer(pointer) for pointer in ignore]
@@ -138,7 +138,7 @@ def _view(environments: Mapping[str, Any], ignore: Sequence[Any], plain: Contain
             holder, last = pointer.to_last(view)
             del holder[last]
         except (jsonpointer.JsonPointerException, LookupError, TypeError):
-            continue  # these environments have no value at the pointer
+            continue  # nothing exists at the pointer in these environments
     return view
 
 
@@ -147,17 +147,18 @@ def _difference_of_json(
 ) -> str | None:
     """Describe the first difference between environments without volumes, or return None.
 
-    Values with the same JSON may still differ, because JSON has no NaN, no infinity, and only keys that are texts.
+    Different values can have the same JSON, because JSON supports neither NaN nor infinity, and its keys are always
+    strings. So these details are compared separately.
     """
     expected_view = _view(expected, pointers, plain)
     try:
         actual_view = _view(actual, pointers, plain)
-    except ResultError as error:  # the expected environments were converted, so this is a difference
+    except ResultError as error:  # the expected environments could be converted, so the failure is a difference
         return str(error)
     difference = _difference("", expected_view, actual_view)
     if difference is not None:
         return difference
-    # By JSON Pointer: the NaN, the infinity or the type of key that JSON hides there.
+    # Both map JSON Pointers to the details that JSON hides: a NaN, an infinity or a key's type.
     expected_hidden, actual_hidden = (hidden_by_json(environments, plain) for environments in (expected, actual))
     for path in [*expected_hidden, *(path for path in actual_hidden if path not in expected_hidden)]:
         one, other = expected_hidden.get(path), actual_hidden.get(path)
@@ -180,9 +181,9 @@ def _without_volumes(environments: Mapping[str, Any]) -> Iterator[dict[str, Volu
 
 
 def _volumes(environments: Mapping[str, Any]) -> Iterator[tuple[Any, str, str, Volume]]:
-    """Yield each database and file tree: its object, the name of the object's attribute, the JSON Pointer, the volume.
+    """Yield each database and file tree with its place: the object, the attribute's name, the JSON Pointer, the volume.
 
-    A volume is an attribute of an environment, or of an object that is an attribute of the environment.
+    A volume is an attribute of an environment, or of an object in an attribute of the environment.
     """
     for toolpack, environment in environments.items():
         pending = [(f"/{toolpack}", environment, 0)]
@@ -191,7 +192,7 @@ def _volumes(environments: Mapping[str, Any]) -> Iterator[tuple[Any, str, str, V
             for name, value in getattr(holder, "__dict__", {}).items():
                 if isinstance(value, Volume):
                     yield holder, name, f"{path}/{name}", value
-                elif not depth:  # with `Toolpack.from_class`, the volume belongs to an instance in the environment
+                elif not depth:  # with `Toolpack.from_class`, an object in the environment holds the volume
                     pending.append((f"{path}/{name}", value, depth + 1))
 
 
@@ -204,7 +205,7 @@ def _difference_of_volumes(
             return f"{path} is missing"
         try:
             changes = volume.patch(actual[path], path, text_diffs=False)
-        except ResultError as error:  # there are too many changes to list them, so the volumes differ
+        except ResultError as error:  # the changes are too many to list, so the volumes differ
             return f"{path} differs: {error}"
         for change in changes:
             where = change["path"]
@@ -230,7 +231,7 @@ def _is_equal_number(volume: Volume, where: str, change: Mapping[str, Any]) -> b
 
 
 def _leads_to(pointer: str, path: str) -> bool:
-    """Return whether a pointer, which may contain `*`, matches a path or an ancestor of it."""
+    """Return whether a pointer, in which `*` matches any step, equals a path or leads to its ancestor."""
     steps, others = pointer.split("/"), path.split("/")
     return len(steps) <= len(others) and all(step in ("*", other) for step, other in zip(steps, others, strict=False))
 

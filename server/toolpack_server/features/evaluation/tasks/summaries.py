@@ -1,8 +1,8 @@
 """Summaries of many sessions: counts of their records, their verdicts, and the pass rates of their tasks.
 
-A summary is computed from the session's records and doesn't renew its TTL. Evaluators run only if the request has
-`evaluate`. A page ends after half a second, or with `evaluate` after the deadline of a call, and the client requests
-the next page. Forks that the console or a review created don't count as rollouts.
+A summary is computed from the session's records, and reading them doesn't renew the session's TTL. Evaluators run only
+if the request sets `evaluate`. A page ends after half a second, or with `evaluate` after the deadline of a call. The
+client then requests the next page. Forks created by the console or a review don't count as rollouts.
 """
 
 import hashlib
@@ -27,17 +27,25 @@ from toolpack_server.stores.history import fitting
 
 T = TypeVar("T")
 
-OWN_RULES = "rules"  # the variant in summaries of sessions that have perturbation rules but no variant
+OWN_RULES = "rules"  # shown as the variant of sessions with perturbation rules but without a variant
 REVIEW_LABEL = "review"
-"""The label of a review's forks; its value is the session_id of the rollout."""
+"""The label that marks the forks of a review. Its value is the session_id of the reviewed rollout."""
 
-_CONSOLE_LABEL = "console"  # the label of sessions that the console created to inspect another session
+_CONSOLE_LABEL = "console"  # the label that marks sessions created by the console to inspect another session
 _PAGE_SESSIONS = 50  # max sessions in one read of the store
 _PAGE_RECORDS = 200
 _PAGE_BYTES = 2**20
 _MAX_SECONDS = 0.5  # time limit of a page without evaluation
 _Page = tuple[list[SessionSummary], str | None]  # summaries, and the session_id after which the next page begins
-_NOT_SEARCHED = {"index", "kind", "version", "state", "started_at", "duration_ms", "path_index"}  # members of records
+_UNSEARCHED_FIELDS = {
+    "index",
+    "kind",
+    "version",
+    "state",
+    "started_at",
+    "duration_ms",
+    "path_index",
+}  # fields of records
 
 
 class Summaries:
@@ -54,7 +62,7 @@ class Summaries:
     async def page(
         self, query: SessionQuery, text: str, order: Order, *, total: bool, evaluate: bool, record: bool
     ) -> SessionSummaries:
-        """Return the next page of summaries; see `methods.SummarizeSessions`.
+        """Return the next page of summaries. `methods.SummarizeSessions` describes the parameters.
 
         Raises:
             OverloadedError: The server is too busy to evaluate even the first session.
@@ -68,7 +76,10 @@ class Summaries:
         return {"sessions": page, "rates": _rates(page, query.labels), "next": if_set(after), "total": if_set(count)}
 
     async def _sorted(self, query: SessionQuery, text: str, order: Order) -> SessionSummaries:
-        """Return a page in an order that needs all sessions. Summaries are computed only as far as needed."""
+        """Return a page in an order that requires reading all sessions.
+
+        If the order doesn't depend on records, only the summaries of this page are computed.
+        """
         by_record = order.removeprefix("-") in BY_RECORDS
 
         def read() -> tuple[list[SessionSummary], int, int]:
@@ -86,16 +97,16 @@ class Summaries:
         return await self._sessions.compute(work, query.owner or "", "summaries")
 
     async def _read(self, query: SessionQuery, text: str) -> _Page:
-        searched = _searched(text)[1:-1]  # without the quotes
+        searched = _search_form(text)[1:-1]  # removes the quotes
         return await self._compute(lambda: self._page(query, searched), query)
 
     def _all(self, query: SessionQuery, text: str) -> Iterator[Mapping[str, Any]]:
-        """Yield outlines of all matching sessions, regardless of the page. Records are read only to search a text."""
-        searched = _searched(text)[1:-1]
+        """Yield outlines of the matching sessions on all pages. Records are read only to search them for a text."""
+        searched = _search_form(text)[1:-1]
         return (each for each in self._outlines(query) if not searched or self._summary(each, searched) is not None)
 
     def _summaries(self, query: SessionQuery, text: str) -> Iterator[SessionSummary]:
-        searched = _searched(text)[1:-1]
+        searched = _search_form(text)[1:-1]
         return filter(None, (self._summary(each, searched) for each in self._outlines(query)))
 
     def _outlines(self, query: SessionQuery) -> Iterator[Mapping[str, Any]]:
@@ -105,7 +116,7 @@ class Summaries:
             page = replace(page, after=listed[-1]["session_id"])
 
     async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Page:
-        """Return a page of evaluated summaries. It ends early when time or room runs out."""
+        """Return a page of summaries with new verdicts. It ends early at the time limit or the size limit."""
         page: list[SessionSummary] = []
         ends, room = time.monotonic() + self._settings.timeout_seconds, self._settings.max_list_bytes
         after = query.after
@@ -145,7 +156,7 @@ class Summaries:
         summary["verdict"] = verdict
 
     def _page(self, query: SessionQuery, text: str) -> _Page:
-        """Return a page of summaries without evaluation. It ends early when time or room runs out."""
+        """Return a page of summaries without evaluation. It ends early at the time limit or the size limit."""
         page: list[SessionSummary] = []
         reader, room, ends = self._sessions.heavy_reader, self._settings.max_list_bytes, time.monotonic() + _MAX_SECONDS
         after = query.after
@@ -163,8 +174,8 @@ class Summaries:
         return page, None
 
     def _summary(self, outline: Mapping[str, Any], text: str) -> SessionSummary | None:
-        """Return the summary of a session, or None if the session doesn't contain the search text."""
-        matches = text in _searched([outline["session_id"], outline["task"], outline["labels"]])
+        """Return the summary of a session, or None if the search text occurs nowhere in the session."""
+        matches = text in _search_form([outline["session_id"], outline["task"], outline["labels"]])
         records = calls = errors = 0
         milliseconds, last, done, problem = 0.0, None, False, None
         verdict: Verdict | None = None
@@ -178,8 +189,8 @@ class Summaries:
                     errors += shown["error"] is not None
                 done = (done or kind.ends(shown)) and kind.goes_back_to(shown) is None
                 verdict = recorded_verdict(shown, private)
-                values = [value for name, value in shown.items() if name not in _NOT_SEARCHED]
-                matches = matches or text in _searched(values)
+                values = [value for name, value in shown.items() if name not in _UNSEARCHED_FIELDS]
+                matches = matches or text in _search_form(values)
         except StateDamagedError as error:
             problem = str(error)
         if not matches:
@@ -197,7 +208,7 @@ class Summaries:
         }
 
     def _lines(self, session_id: str) -> Any:
-        """Yield the public and the private line of each record, in order. A closed session has no records."""
+        """Yield the public and the private line of each record, in order. For a closed session, yield nothing."""
         after = -1
         while page := self._store.records(session_id, after, _PAGE_RECORDS, _PAGE_BYTES):
             for record in page:
@@ -208,7 +219,7 @@ class Summaries:
 def omit_if_known(page: SessionSummaries, digest: str) -> SessionSummaries:
     """Return a page with its digest. Omit the sessions if the page's digest equals `digest`.
 
-    A client that polls sends the digest of its last page, so it gets only changes.
+    A client that polls sends the digest of its last page, so it gets the sessions only if they have changed.
     """
     new_digest = hashlib.blake2b(dumps(page), digest_size=12).hexdigest()
     if new_digest == digest:
@@ -217,16 +228,17 @@ def omit_if_known(page: SessionSummaries, digest: str) -> SessionSummaries:
 
 
 def _outline(session: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the members of a session's description that its summary has.
+    """Return the fields of a session's description that its summary also contains.
 
-    The description may also have large rules and events, so it isn't kept while sessions are sorted.
+    The full description can include large rules and events. So only the outline is kept in memory while sessions are
+    sorted.
     """
     outline = {name: session[name] for name in (*SessionOutline.__annotations__, "task")}
     return {**outline, "variant": _variant_of(session)}
 
 
 def _variant_of(session: Mapping[str, Any]) -> str | None:
-    """Return a session's variant, `rules` if the session has only other rules, or None without rules."""
+    """Return a session's variant, `rules` if it has rules but no variant, or None if it has no rules."""
     perturbations = session.get("perturbations")  # missing if the server has no perturbations feature
     return None if perturbations is None else perturbations.get("variant") or OWN_RULES
 
@@ -234,8 +246,8 @@ def _variant_of(session: Mapping[str, Any]) -> str | None:
 def is_rollout(session: Mapping[str, Any], selected: Mapping[str, str]) -> bool:
     """Return whether a session counts as a rollout.
 
-    A session that the console or a review created doesn't count, unless the client selected sessions by the label of
-    such sessions.
+    A session created by the console or a review doesn't count, unless the client selected sessions by the label that
+    marks these sessions.
 
     Args:
         selected: The labels by which the client selected sessions.
@@ -248,7 +260,7 @@ def is_rollout(session: Mapping[str, Any], selected: Mapping[str, str]) -> bool:
 
 
 def _rates(summaries: list[SessionSummary], labels: Mapping[str, str]) -> list[TaskRate]:
-    """Return the pass rates of the valid verdicts."""
+    """Return the pass rates of the rollouts with valid verdicts."""
     rollouts = (each for each in summaries if each["verdict"] and is_rollout(each, labels))
     return [
         {
@@ -262,6 +274,9 @@ def _rates(summaries: list[SessionSummary], labels: Mapping[str, str]) -> list[T
     ]
 
 
-def _searched(value: Any) -> str:
-    """Return a value as case-folded JSON, in which texts are searched. For a text, `[1:-1]` removes the quotes."""
+def _search_form(value: Any) -> str:
+    """Return a value as case-folded JSON, in the form in which texts are searched.
+
+    If the value is a string, `[1:-1]` removes the quotes around it.
+    """
     return dumps(value).decode().casefold()

@@ -1,4 +1,4 @@
-"""Sort orders of session summaries, and their pages.
+"""Sort orders of session summaries, and pages in these orders.
 
 Summaries without a value come last in both directions. Summaries with equal values are sorted by session_id, so that
 each page begins where the last page ended.
@@ -33,10 +33,10 @@ Order = Literal[
     "-version",
 ]
 BY_STORE = {"id", "-created"}
-"""The orders in which the store lists sessions. For any other order, all sessions are read."""
+"""The orders in which the store can list sessions. For any other order, the server must read all sessions."""
 BY_RECORDS = {"verdict", "calls", "last", "done"}
-"""The orders by values that come from records. The other orders need only the outlines of sessions."""
-MAX_SORTED = 20_000  # max sessions to sort; each takes a few hundred bytes of memory until the answer
+"""The orders by values that come from records. All other orders need only the outlines of sessions."""
+MAX_SORTED = 20_000  # max sessions to sort; each takes a few hundred bytes of memory until the response is sent
 
 _VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "id": itemgetter("session_id"),
@@ -52,11 +52,11 @@ _VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 def sort_summaries(summaries: Iterable[Mapping[str, Any]], order: str, after: str) -> tuple[list[bytes], int]:
-    """Sort summaries. Return the JSON of those after the session `after`, and the number of all summaries.
+    """Sort summaries. Return the JSON of the summaries after the session `after`, and the number of all summaries.
 
     Args:
         summaries: The summaries. Outlines are enough, unless the order is one of `BY_RECORDS`.
-        after: A session_id. "": return all summaries.
+        after: The session_id of a summary. "": return all summaries.
 
     Raises:
         InvalidParamsError: There are more than `MAX_SORTED` summaries, or none has the session_id `after`.
@@ -88,7 +88,7 @@ def _natural(text: str | None) -> Any:
     if text is None:
         return None
     parts = [(part, part.lstrip("0") if part.isdecimal() else "") for part in re.split(r"([0-9]+)", text)]
-    # Numbers are compared by their length and then as texts, because int() refuses very long numbers.
+    # Numbers are compared by their length and then as strings, because int() refuses very long numbers.
     return [(part.isdecimal(), len(number), number, part) for part, number in parts]
 
 

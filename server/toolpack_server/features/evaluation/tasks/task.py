@@ -1,7 +1,7 @@
 """Tasks of toolpacks: their definition, registration and loading.
 
-A toolpack registers tasks as `Task` objects, or by loaders: functions that return tasks and run once in each process.
-The error for an invalid task names the file and line of the task or its loader.
+A toolpack registers `Task` objects, or *loaders*: functions that return tasks and run once in each process. The error
+for an invalid task names the file and line of the task or its loader.
 """
 
 import copy
@@ -33,7 +33,7 @@ Prompt = str | Sequence[Mapping[str, str]]
 Solution = Sequence[Any] | Callable[[Any], Sequence[Any]]
 Loader = Callable[[], Iterable["Task"]]
 
-SEPARATOR = "/"  # between the names of the toolpack and of the task, in a task's full name
+SEPARATOR = "/"  # separates the toolpack's name from the task's name in a task's full name
 
 _NAME = re.compile(r"[A-Za-z0-9_.@:+-]{1,128}")
 
@@ -64,29 +64,29 @@ class Task:
 
     Attributes:
         name: 1-128 letters, digits or `_.@:+-`; unique in its toolpack.
-        prompt: The agent's instructions: a text, or messages with `role` and `content`.
-        evaluate: The evaluator. Default: `reached_solution()`, which compares the environment with the environment
-            after the solution.
+        prompt: The agent's instructions: a string, or messages with `role` and `content`.
+        evaluate: The evaluator. Default: `reached_solution()`, which compares the agent's environment with the
+            environment after the solution.
         options: The options of the task's toolpack.
         toolpacks: Further toolpacks of the task's sessions: for each name a dict of its options.
-        functions: The functions that the agent can call. Default: all.
-        max_calls: Maximum number of calls of the agent, including nested and failed ones. Default: no limit.
+        functions: The functions that the agent can call. Default: all functions.
+        max_calls: Maximum number of the agent's calls, including nested and failed calls. Default: no limit.
         participants: Further participants: for each name a dict with any of `functions`, `max_calls`, `prompt` and
             `answers`. The agent is always a participant; an entry `agent` overrides the attributes above.
-        solution: One way to do the task: calls, or a function that takes the initial environment and returns calls.
-            A call is a `FunctionCall`, `(name, arguments)` or `(name, arguments, participant)`. Default participant:
-            the agent.
-        answer: The agent's answer in this solution. If you give several texts, the answer must contain each text.
+        solution: One way to do the task: calls, or a function that accepts the initial environment and returns calls.
+            A call is a `FunctionCall`, `(name, arguments)` or `(name, arguments, participant)`. Without a
+            participant, the agent makes the call.
+        answer: The agent's answer in this solution. If you give several strings, the answer must contain each string.
         split: The data split of the task, such as `train`.
-        tags: Words that clients can filter tasks by.
-        metadata: Any JSON values for clients.
-        data: Any value for the evaluator; clients and agents don't see it. Each evaluation gets its own
-            `copy.deepcopy` of it.
+        tags: Words by which clients can filter tasks.
+        metadata: JSON values that clients can read, such as a difficulty.
+        data: Any value for the evaluator; clients and agents don't see it. Each evaluation gets its own copy, made by
+            `copy.deepcopy`.
         nop_passes: Whether an agent that does nothing passes. `check --tasks` verifies this.
         timeout_seconds: Deadline of the evaluator in seconds. Default: the deadline of a call.
-        variants: Named lists of perturbation rules, with which a session of the task can be created.
-            `toolpack_server.perturbations` has functions that create rules.
-        events: Event rules, in addition to those of the toolpacks.
+        variants: Named lists of perturbation rules. A client can create a session of the task with one of them.
+            `toolpack_server.perturbations` contains functions that create rules.
+        events: Event rules, in addition to the toolpacks' rules.
 
     Raises:
         RegistrationError: An attribute is invalid.
@@ -124,14 +124,14 @@ class Task:
     def _problem(self) -> str | None:
         """Return an error message for the first invalid attribute, or None.
 
-        Only errors that don't depend on the toolpack are found here.
+        Only problems that don't depend on the toolpack are found here.
         """
         if not is_prompt(self.prompt):
-            return "its prompt must be a text, or a list of {role, content} with the role system, user or assistant"
+            return "its prompt must be a string, or a list of {role, content} with the role system, user or assistant"
         if not (self.evaluate is None or callable(self.evaluate)):
             return "its evaluator isn't callable: give a function that takes a Rollout"
         if not isinstance(self.split, str):
-            return f"its split is {self.split!r}: give a text"
+            return f"its split is {self.split!r}: give a string"
         if self.max_calls is not None and (type(self.max_calls) is not int or self.max_calls < 0):
             return f"its max_calls is {self.max_calls!r}: give a number of calls"
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
@@ -173,9 +173,9 @@ class Task:
             if not isinstance(value, Mapping):
                 return f"its {name} is a {type(value).__name__}: give a dict"
             if not _is_json(dict(value)):
-                return f"its {name} can't be converted to JSON: use texts, numbers, lists and dicts"
+                return f"its {name} can't be converted to JSON: use strings, numbers, lists and dicts"
         if not _is_json([self.prompt, self.split, *self.tags, *answer_texts(self.answer)]):
-            return "one of its texts has a lone surrogate, which UTF-8 can't encode: remove it"
+            return "one of its strings contains a lone surrogate, which UTF-8 can't encode: remove it"
         return None
 
     def _participant_problem(self) -> str | None:
@@ -187,17 +187,17 @@ class Task:
         except InvalidParamsError as error:
             return str(error).rstrip(".")
         except (TypeError, ResultError):
-            return None  # an invalid call is reported when the solution is used, as for a solution that is a function
+            return None  # an invalid call is reported when the solution is used, like those of a function
         return None
 
     def own(self) -> Self:
-        """Return a copy for one evaluation. The evaluator may change it.
+        """Return a copy for one evaluation, which the evaluator can change.
 
         Raises:
             TypeError: `data` can't be copied.
         """
-        # The memo of deepcopy: objects in it count as copied, so functions are shared with the copy. The variants are
-        # copied as JSON, because deepcopy is slow for many small dicts.
+        # deepcopy doesn't copy the objects in its memo again, so the copy shares the functions with this task. The
+        # variants are copied as JSON, because deepcopy is slow for many small dicts.
         memo = {id(each): each for each in (self.evaluate, self.solution) if callable(each)}
         memo[id(self.variants)] = loads(dumps(dict(self.variants)))
         own = object.__new__(type(self))
@@ -226,7 +226,7 @@ def _is_json(value: Any) -> bool:
 
 
 class TaskList:
-    """The tasks of one toolpack, from `add` and from loaders, in the order of registration."""
+    """The tasks of one toolpack, in the order of registration. They come from `add` and from loaders."""
 
     def __init__(self, toolpack: str) -> None:
         self._toolpack = toolpack
@@ -252,7 +252,7 @@ class TaskList:
         self._sources.append(task)
 
     def add_loader(self, loader: Loader) -> None:
-        """Add a function that returns tasks. It is called when tasks are first used."""
+        """Add a loader. It is called when the toolpack's tasks are first used."""
         self._sources.append(loader)
 
     @property
@@ -272,7 +272,7 @@ class TaskList:
             return self._loaded
 
     def count(self) -> int:
-        """Return the number of tasks. If a loader fails, count only the tasks from `add`."""
+        """Return the number of tasks. If a loader fails, count only the tasks that `add` has added."""
         try:
             return len(self.all())
         except EvaluationError:
@@ -323,7 +323,9 @@ class TaskAuthor(Toolpack):
         return {**super().details(), "tasks": self.task_count}
 
     def task(self, name: str, prompt: Prompt, **settings: Unpack[TaskSettings]) -> Callable[[Plain], Plain]:
-        """Register the decorated function as the evaluator of a new task, and return it unchanged; see `Task`.
+        """Register the decorated function as the evaluator of a new task, and return it unchanged.
+
+        `Task` describes the arguments.
 
         Raises:
             RegistrationError: The task is invalid; the message says what to change.
@@ -339,8 +341,8 @@ class TaskAuthor(Toolpack):
     def tasks(self, loader: Plain) -> Plain:
         """Register the decorated function as a loader of tasks, and return it unchanged.
 
-        A loader takes no arguments and returns or yields tasks. It runs once in each process, when tasks are first
-        used, and must return the same tasks in the same order in every process.
+        A loader is called without arguments and returns or yields tasks. It runs once in each process, when tasks are
+        first used. It must return the same tasks in the same order in every process.
         """
         self.task_list.add_loader(loader)
         return loader

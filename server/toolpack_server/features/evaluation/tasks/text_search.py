@@ -2,8 +2,8 @@
 
 A text is split into tokens: numbers, dates, times, words, codes such as `GO-2380`, and single signs such as `%`. Case,
 punctuation, currency signs and Markdown are ignored. Numbers are compared by value, so `5,200.00` matches 5200, but
-`95200` and `-5200` don't. Numbers may have the English form, with a comma between thousands, or another form that is
-unambiguous: `5 200`, `5.200,00`, `64,50`.
+`95200` and `-5200` don't. Numbers can have the English form, with a comma between thousands, or another unambiguous
+form: `5 200`, `5.200,00`, `64,50`.
 
 The text is untrusted, so all patterns run in time proportional to its length.
 """
@@ -58,23 +58,23 @@ _SPELLINGS = str.maketrans(
 
 
 class _Token(NamedTuple):
-    """A token of a text. Different spellings of the same number or word have equal values."""
+    """A token of a text. If two tokens are spellings of the same number or word, their values are equal."""
 
     begin: int
     end: int
     value: Any
-    spellings: re.Pattern[str] | None = None  # for a date or a time: other spellings, of one or more tokens
+    spellings: re.Pattern[str] | None = None  # other spellings of a date or a time, of one or more tokens
 
 
 def says(text: str, *spellings: object) -> bool:
     """Return whether a text contains one of the given numbers, dates or phrases.
 
-    Numbers are compared by value, words as whole words in the same order. Case and punctuation are ignored. A date, or
-    a text such as `2026-03-05`, also matches `5 March`, and a time such as `14:45` matches `2:45 pm`.
+    Numbers are compared by value. Words must match as whole words, in the same order. Case and punctuation are ignored.
+    A date, or a string such as `2026-03-05`, also matches `5 March`, and a time such as `14:45` matches `2:45 pm`.
 
     Args:
         text: A text that an agent wrote, such as `rollout.answer`.
-        spellings: Alternatives; one of them is enough.
+        spellings: Alternatives. The function returns True if the text contains any of them.
     """
     plain = _plain(text)
     tokens = [*_tokens(plain)]
@@ -89,7 +89,7 @@ def _has(text: str, tokens: list[_Token], spelling: str) -> bool:
 
 
 def _fits(text: str, tokens: list[_Token], index: int, expected: list[_Token]) -> bool:
-    """Return whether the text has the expected tokens one after another, from the token at `index` on."""
+    """Return whether the tokens of the text from `index` on match the expected tokens, one after another."""
     for each in expected:
         if index >= len(tokens):
             return False
@@ -110,7 +110,7 @@ def _plain(text: str) -> str:
 
 
 def _tokens(plain: str) -> Iterator[_Token]:
-    """Yield the tokens of a normalized text. Punctuation has no tokens."""
+    """Yield the tokens of a normalized text. Skip punctuation."""
     for match in _TOKEN.finditer(plain):
         kind, text = match.lastgroup or "", match[0]
         begin, end = match.span()
@@ -125,7 +125,7 @@ def _tokens(plain: str) -> Iterator[_Token]:
 
 
 def _number(match: re.Match[str]) -> Decimal:
-    """Return a number's value, without separators of thousands and with a decimal point."""
+    """Parse a number in any of the supported forms, such as `5,200.00` or `5.200,00`."""
     digits = match["digits"]
     if re.fullmatch(_GROUPED, digits):
         digits = digits.replace(",", "")
@@ -140,7 +140,7 @@ def _number(match: re.Match[str]) -> Decimal:
 
 
 def _spoken_date(text: str) -> re.Pattern[str] | None:
-    """Return a pattern of other spellings of an ISO date, such as `5 March`. None if the date doesn't exist."""
+    """Return a pattern for other spellings of an ISO date, such as `5 March`. None if the date doesn't exist."""
     try:
         day = date.fromisoformat(text)
     except ValueError:
@@ -162,7 +162,7 @@ def _spoken_date(text: str) -> re.Pattern[str] | None:
 
 
 def _time(begin: int, end: int, text: str) -> _Token:
-    """Return the token of a 24-hour time such as `14:45`, with a pattern of its 12-hour spellings."""
+    """Return the token of a 24-hour time such as `14:45`, with a pattern for its 12-hour spellings."""
     hour, minute, *second = text.split(":")
     value = f"{int(hour)}:{minute}" + "".join(f":{each}" for each in second if int(each))
     if value.count(":") > 1 or int(hour) > 23 or int(minute) > 59:  # noqa: PLR2004 - hours and minutes of a clock

@@ -18,7 +18,7 @@ _VERDICT_MEMBERS = ("reward", "passed", "checks", "metrics", "valid", "failure",
 def trajectory(
     verdict: Mapping[str, Any], messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a session's trajectory with its verdict. `tools` are the functions in OpenAI's format."""
+    """Return a session's trajectory with its verdict. `tools` lists the functions in OpenAI's format."""
     return {
         "task": verdict["task"],
         "session_id": verdict["session_id"],
@@ -30,7 +30,7 @@ def trajectory(
 
 
 def verdict_members(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a verdict that become members of a trajectory."""
+    """Return the fields of a verdict that a trajectory also contains."""
     return {name: verdict.get(name) for name in _VERDICT_MEMBERS}
 
 
@@ -38,7 +38,7 @@ class Messages(list[Message]):
     """The messages of a trajectory.
 
     Attributes:
-        records: The source record of each message. None for a message of the prompt.
+        records: For each message, the record from which it was made. None if the message belongs to the prompt.
     """
 
     def __init__(self, prompt: str | Sequence[Message]) -> None:
@@ -64,8 +64,8 @@ def participants_messages(
 ) -> Messages:
     """Return the messages of a history as one of several participants saw them.
 
-    The participant's own messages have the role `assistant`, those of others `user`. Records of a client without a
-    sender belong to the agent.
+    The participant's own messages have the role `assistant`, all other messages `user`. A record that a client added
+    without a sender counts as the agent's.
 
     Args:
         agent_task: The result of `get_task` at the participant's address.
@@ -90,7 +90,7 @@ def _prompt_messages(prompt: str | Sequence[Message]) -> list[Message]:
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]], offered: Sequence[str] | None) -> list[Mapping[str, Any]]:
-    """Return those of a session's functions that a task offers to its agent.
+    """Return the functions of a session that a task offers to its agent.
 
     Args:
         offered: The task's `functions`. None: the task offers all functions.

@@ -1,7 +1,7 @@
-"""Failures of the evaluator, the stored environments, the host or a participant, which make a verdict invalid.
+"""Failures that make a verdict invalid: of the evaluator, the stored environments, the host or a participant.
 
 An invalid verdict doesn't count for or against the agent. After any other error, such as an overloaded server or an
-unknown session, there is no verdict: the request fails.
+unknown session, the request returns the error instead of a verdict.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +36,7 @@ _HOST_FAILURES = {Failure.DEADLINE: TimeoutError.__name__, Failure.CRASHED: Cras
 
 
 def evaluation_failure(error: RequestError) -> VerdictFailure | None:
-    """Return the failure for an error of `evaluate`. None if the error isn't about the evaluation but the request."""
+    """Return the failure for an error that `evaluate` raised. None if the error concerns only the request."""
     kind = next((_KINDS[each] for each in type(error).__mro__ if each in _KINDS), None)
     if kind is None:
         return None
@@ -63,13 +63,13 @@ def no_reward(task: str, version: int, failure: VerdictFailure | None) -> Verdic
 
 
 def machine_failure(path: Iterable[Mapping[str, Any]], deadline: Callable[[str], float]) -> VerdictFailure | None:
-    """Return a failure for the first call of a participant that exceeded its deadline or ended its process.
+    """Return a failure for the first call by a participant that exceeded its deadline or killed its process.
 
-    Return None if the history has no such call. A call that exceeded only a shorter deadline, which the agent had
-    requested, counts as the agent's own failure and keeps the verdict valid.
+    Return None if the history contains no such call. If the agent requested a shorter deadline and a call exceeded only
+    that deadline, the failure is the agent's own, so the verdict stays valid.
 
     Args:
-        path: The public members of the records in the history.
+        path: The public fields of the records in the history.
         deadline: Returns the deadline of a function in seconds.
     """
     for shown in path:
@@ -83,13 +83,13 @@ def machine_failure(path: Iterable[Mapping[str, Any]], deadline: Callable[[str],
 
 
 def unfinished_failure(error: RequestError) -> VerdictFailure:
-    """Return the failure for an error of an event or a check that the session's last call has set off."""
+    """Return the failure for an error of an event or a check that the session's last call has triggered."""
     kind = TimeoutError.__name__ if isinstance(error, DeadlineError) else type(error).__name__
     return {"kind": "infrastructure", "type": kind, "message": str(error)}
 
 
 def participant_failure(path: Iterable[PathRecord], kinds: RecordKinds) -> VerdictFailure | None:
-    """Return the first failure of a participant in a history, which the program that plays it has reported, or None."""
+    """Return the first failure in a history that the program of a simulated participant has reported, or None."""
     for record in path:
         failed = kinds[record.shown["kind"]].failure(record.shown)
         if failed is not None:

@@ -1,6 +1,7 @@
-"""Table of pass rates by variant of perturbations, which the command `evaluate` prints for perturbed rollouts.
+"""Table of pass rates by perturbation variant, which the command `evaluate` prints for perturbed rollouts.
 
-It also counts false answers of calls, and the calls that agents repeated after them. All functions here are pure.
+The table also counts calls that were answered falsely, and the calls that agents repeated after a false answer. All
+functions here are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +15,13 @@ HEAD = ("variant", "n", "passed", "pass^k", "perturbed", "recovered", "lost", "r
 
 
 class FalseAnswers(NamedTuple):
-    """Numbers of calls with a false answer, and of later calls that repeat them.
+    """How many calls got a false answer, and how many later calls repeated them.
 
     Attributes:
-        lost: Calls that took effect, but were answered with an error.
-        repeated: Equal calls that changed the environment again after a lost answer.
-        phantom: Calls that had no effect, but were answered with a result.
-        redone: Equal calls that changed the environment after a phantom answer.
+        lost: Number of calls that took effect, but were answered with an error.
+        repeated: Number of equal calls that changed the environment again after a lost answer.
+        phantom: Number of calls that had no effect, but were answered with a result.
+        redone: Number of equal calls that changed the environment after a phantom.
     """
 
     lost: int = 0
@@ -59,7 +60,7 @@ def variants_table(verdicts: Sequence[Mapping[str, Any]], false_answers: Mapping
     """Return a table of the valid rollouts, with a row for each variant.
 
     Args:
-        false_answers: The false answers by session_id.
+        false_answers: The counts of false answers by session_id.
     """
     rows: list[Sequence[str]] = [HEAD]
     valid = [verdict for verdict in verdicts if verdict["valid"]]

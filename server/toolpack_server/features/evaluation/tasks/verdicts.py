@@ -1,7 +1,7 @@
 """Recorded verdicts: their operation, their kind of record, and the filter `passed` of `list_sessions`.
 
 A recorded verdict counts only while it is the session's last record, because later records could change the reward. It
-also counts only if this server evaluated the session: a verdict that came with a replay doesn't count.
+also counts only if this server evaluated the session: a verdict copied by a replay doesn't count.
 """
 
 import threading
@@ -25,16 +25,16 @@ from toolpack_server.sessions.record_kinds import RecordKind, Shown
 from toolpack_server.stores.base import StoredSession
 
 _MEMBERS = ("task", "reward", "passed", "checks", "metrics", "valid", "failure", "perturbed", "reactions")
-_OWN = "verdict"  # private member that marks a verdict of this server; clients can't set it
+_OWN = "verdict"  # private field that marks verdicts of this server; clients can't set it
 
 
 class VerdictOperation(SessionOperation):
-    """Evaluates a session and records the verdict. Later operations on the session wait until it has ended.
+    """Evaluates a session and records the verdict. Later operations on the session wait until this operation is done.
 
     Args:
-        evaluate: Takes the session's state and a function that starts a deadline. It starts the evaluator's deadline
-            and returns the verdict.
-        ends: Whether the verdict ends the agent's part, as an answer does.
+        evaluate: Returns the verdict. It accepts the session's state and a function that it calls with the evaluator's
+            deadline in seconds, to start the deadline.
+        ends: Whether the verdict ends the agent's part, just as an answer does.
     """
 
     after_commits = True
@@ -92,9 +92,9 @@ class VerdictOperation(SessionOperation):
 
 
 def _has_members(shown: Mapping[str, Any], members: Mapping[str, Any]) -> bool:
-    """Return whether a record has exactly these members of a verdict.
+    """Return whether a record contains exactly these fields of a verdict.
 
-    A null counts as missing, because older servers wrote nulls.
+    Null counts as missing, because older servers wrote null for missing fields.
     """
     return {name: shown[name] for name in _MEMBERS if shown.get(name) is not None} == members
 
@@ -121,7 +121,7 @@ class VerdictRequest(Parameters):
 
 
 class VerdictFilter(SessionFilter):
-    """The filter of `list_sessions` by recorded verdict."""
+    """Filter of `list_sessions` that selects sessions by their recorded verdict."""
 
     def __init__(self, context: SessionContext) -> None:
         self._store = context.store
@@ -149,11 +149,11 @@ def recorded_verdict(shown: Mapping[str, Any], private: Mapping[str, Any] | None
     """Return the verdict in a record, or None if the record isn't a verdict of this server.
 
     Args:
-        shown: The members that clients see.
-        private: The members that only the server reads.
+        shown: The fields that clients see.
+        private: The fields that only the server reads.
     """
     if not (private or {}).get(_OWN):
         return None
-    # Records omit members without a value, so the defaults are added.
+    # Records omit fields without a value, so the defaults are added.
     members = {"valid": True, "failure": None, "perturbed": {}, "reactions": None, **shown}
     return {name: members[name] for name in Verdict.__annotations__}  # type: ignore[return-value]
