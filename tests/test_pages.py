@@ -166,7 +166,7 @@ def curl():
 
 START = "docs/start/"
 WRITE_SKILL, PORT_SKILL = (f"skills/{name}/SKILL.md" for name in ("write-a-toolpack", "port-a-benchmark"))
-WHY = "docs/evaluate/why.md"
+WHY, TASKS = "docs/evaluate/why.md", "docs/write/tasks.md"
 INSTALL, SESSION, TOOLPACK, TASK = (f"{START}{name}.md" for name in ("install", "session", "toolpack", "task"))
 
 
@@ -294,7 +294,7 @@ def test_write_a_package(folder):
     assert shown in (folder / "groceries-toolpack" / "pyproject.toml").read_text()
 
 
-WORLDS, PORT = "docs/write/worlds.md", "docs/write/port.md"
+WORLDS, PORT, MOVING = (f"docs/write/{name}.md" for name in ("worlds", "port", "moving"))
 LESSONS = ("Plain functions", "An environment", "Test a toolpack")
 PORTS = ("Port a collection", "Functions from JSON Schemas")
 COMPARE = "Compare a port with its original"
@@ -357,6 +357,24 @@ def test_routes_of_a_web_application(folder):
     pytest.importorskip("fastapi")
     pytest.importorskip("sqlalchemy")
     work_through(PORT, ["Port a web application"], folder)
+
+
+def test_a_world_that_moves_is_tested(folder):
+    town, _ = blocks(MOVING, "A first world that moves", "python")
+    (gift,) = blocks(MOVING, "Rules", "python")
+    (folder / "packs").mkdir()
+    (folder / "packs" / "town.py").write_text(f"{town}\n\nfrom toolpack_server import Task\n\n{gift}")
+    work_through(MOVING, ["Test it"], folder)
+    with (folder / "tests" / "test_town.py").open("a") as test:
+        test.write(
+            "\n\ndef test_the_gift(toolpack_session):\n"
+            "    session = toolpack_session(toolpack, task='town/gift')\n"
+            "    assert session.run('wait')['news'] == ['Ann brought a gift.']\n"
+            "    session.run('pick_up', what='gift')\n"
+            "    assert session.evaluate()['passed']\n"
+        )
+    (printed,) = run_console([(".venv/bin/pytest -q --pack-dir packs tests", "")], folder)
+    assert "2 passed" in printed, printed
 
 
 def test_toolpacks_with_databases_and_files(folder):
@@ -670,6 +688,24 @@ def test_tasks_in_one_sitting(folder):
         assert run_console(run, folder, port_of(banner)) == [output for _, output in run]
 
 
+def test_partial_rewards(folder):
+    task, test = blocks(TASKS, "An evaluator", "python")
+    (pantry, _) = blocks(TASKS, "In one sitting", "python")
+    for name, source in {"packs/pantry.py": f"{pantry}\n\n{task}", "tests/test_supper.py": test}.items():
+        (folder / name).parent.mkdir()
+        (folder / name).write_text(source)
+    flags = "--pack-dir packs --packs pantry"
+    commands = [
+        ".venv/bin/pytest -q --pack-dir packs tests",
+        f".venv/bin/toolpack-server check {flags} --tasks",
+        f".venv/bin/toolpack-server audit {flags} --task pantry/supper",
+    ]
+    tested, checked, audited = run_console([(command, "") for command in commands], folder)
+    assert "1 passed" in tested, tested
+    assert checked.endswith("no problems.\n"), checked
+    assert audited.endswith(": 0 with faults, 0 with weaknesses only.\n"), audited
+
+
 def test_audit_in_five_minutes(folder):
     (folder / "packs").mkdir()
     (folder / "packs" / "pantry.py").write_text(blocks("docs/write/tasks.md", "In one sitting", "python")[0])
@@ -716,7 +752,9 @@ RUN = {
     ("docs/internals/features.md", "The smallest one"),  # in test_foreign_feature.py
     ("docs/operate/isolation.md", "Turn it on"),
     ("docs/operate/isolation.md", "Sandbox"),
-    ("docs/write/moving.md", "In ten lines"),  # in test_events.py
+    (MOVING, "A first world that moves"),  # in test_events.py
+    (MOVING, "Test it"),
+    (MOVING, "Rules"),
     (WORLDS, "Data frames"),
     (WORLDS, "Keep a database"),
     (WORLDS, "Keep files"),
@@ -750,7 +788,8 @@ RUN = {
     (WORLDS, "Packages"),
     (PORT_SKILL, "2. Write the toolpack"),
     (PORT_SKILL, "3. Prove that it is the same"),
-    ("docs/write/tasks.md", "In one sitting"),
+    (TASKS, "In one sitting"),
+    (TASKS, "An evaluator"),
     ("docs/write/tasks.md", "Audit"),
     ("docs/evaluate/replay.md", "Seeded sessions"),
     ("docs/evaluate/replay.md", "Bundles"),
@@ -812,7 +851,7 @@ def test_every_code_block_is_run_or_named_here():
     }
     printed |= {(WORLDS, "Packages"), ("docs/evaluate/a2a.md", "Be a green agent")}
     printed |= {("docs/evaluate/faults.md", "In one sitting"), ("docs/evaluate/faults.md", "Variants of tasks")}
-    printed |= {(WHY, "A run"), ("docs/write/moving.md", "In ten lines")}
+    printed |= {(WHY, "A run"), (MOVING, "A first world that moves")}
     assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
     outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
     assert all(

@@ -48,7 +48,7 @@ def create(bench, rules, **params):
 
 
 def test_the_page_prints_what_it_says(tmp_path, monkeypatch):
-    town, script = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    town, script, *_ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (output,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "town.py").write_text(town, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "toolpacks.town", raising=False)
