@@ -1,8 +1,9 @@
-"""The fault test: clients call functions while faults are injected; at the end every session is checked.
+"""The fault test: it injects faults while clients call functions, and at the end checks every session.
 
     python -m tools.faults --seconds 60 --store sqlite --store redis
 
-Exit status 1 means that a guarantee was violated; the details are printed.
+The server guarantees that no acknowledged call is lost or run twice, whatever process or connection fails. Exit status
+1 means that a guarantee was violated; the details are printed.
 """
 
 import itertools
@@ -24,10 +25,13 @@ from tools.faults.world import World
 
 STORES = ("sqlite", "redis", "postgres")
 MAX_PRINTED = 5
-MANY_CALLS = 2000  # a run with this number of calls meets all rules
+MANY_CALLS = 2000  # with so many calls, a run must have had calls that match each rule
 RULE_BY_TEXT = {rule[effect]: rule["name"] for rule in RULES for effect in ("error", "lost") if effect in rule}
-DONE = ["append_patiently", "append_and_hang", "append_too_late", "deadlines", "put", "take", "put_and_fail", "say"]
-DONE += [
+# Actions that each run must have done at least once. Otherwise the run would pass without a test of them.
+EXPECTED_ACTIONS = ["append_patiently", "append_and_hang", "append_too_late", "deadlines", "put", "take"]
+EXPECTED_ACTIONS += [
+    "put_and_fail",
+    "say",
     "messages expected",
     "messages heard",
     "add_message",
@@ -48,12 +52,16 @@ DONE += [
 
 @click.command()
 @click.option("--seconds", default=60.0, show_default=True, help="Duration for each store and isolation.")
-@click.option("--store", "stores", multiple=True, type=click.Choice(STORES), help="Default: all.")
+@click.option("--store", "stores", multiple=True, type=click.Choice(STORES), help="Store to test.  [default: all]")
 @click.option(
-    "--isolation", "isolations", multiple=True, type=click.Choice(["thread", "process"]), help="Default: both."
+    "--isolation",
+    "isolations",
+    multiple=True,
+    type=click.Choice(["thread", "process"]),
+    help="Isolation to test.  [default: both]",
 )
 @click.option("--workers", default=2, show_default=True, help="Number of workers of each server.")
-@click.option("--clients", default=12, show_default=True, help="Client threads.")
+@click.option("--clients", default=12, show_default=True, help="Number of client threads.")
 @click.option("--sessions", default=8, show_default=True, help="Number of sessions at the start; forks are added.")
 @click.option("--seed", type=int, help="Seed of the clients' and faults' choices; their timing may differ.")
 @click.option("--calm", is_flag=True, help="Inject no faults.")
@@ -64,16 +72,16 @@ def main(stores, isolations, seed, keep, **options):
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the processes on SIGTERM too
     seed = random.randrange(2**32) if seed is None else seed
     click.echo(f"seed {seed}")
-    broken = False
+    any_violated = False
     for store, isolation in itertools.product(stores or STORES, isolations or ("thread", "process")):
         folder = tempfile.mkdtemp(prefix="toolpack-faults-")
         violated = run(store, isolation, folder, seed=seed, **options)
-        broken |= violated
+        any_violated |= violated
         if violated and keep:
             click.echo(f"{folder} has the store and the logs")
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(broken)
+    sys.exit(any_violated)
 
 
 def run(store, isolation, folder, *, seconds, workers, clients, sessions, seed, calm, logs):
@@ -91,7 +99,7 @@ def run(store, isolation, folder, *, seconds, workers, clients, sessions, seed, 
         time.sleep(seconds)
         faults.stop()
         crowd.stop()
-        lasted = time.monotonic() - began
+        duration = time.monotonic() - began
         connection = Connection(ports, random.Random(seed))
 
         def send(method, params, path="/rpc"):
@@ -106,20 +114,21 @@ def run(store, isolation, folder, *, seconds, workers, clients, sessions, seed, 
         if logs:
             for path in sorted(Path(folder).glob("*.log")):
                 click.echo(f"--- {path.name}\n{path.read_text(errors='replace')}")
-    return report(name, crowd, faults, problems, lasted)
+    return report(name, crowd, faults, problems, duration)
 
 
-def not_done(crowd):
-    """Return the kinds of action that this run should have done but hasn't; it tests nothing about them."""
-    done = Counter(crowd.counts)
+def find_missing_actions(crowd):
+    """Return the kinds of action that this run should have done, but hasn't."""
+    counts = Counter(crowd.counts)
     for session in crowd.sessions.values():
         for call in session.calls:
             error = str(call.envelope["error"]) if isinstance(call.envelope, dict) else ""
-            done[call.function] += call.envelope is not None
-            done[f"rule {RULE_BY_TEXT.get(error)}"] += 1
-            done["deadlines"] += call.late and error.startswith("TimeoutError")
-    names = [*DONE, *(f"rule {name}" for name in RULE_BY_TEXT.values() if crowd.counts["calls"] > MANY_CALLS)]
-    return [name for name in names if not done[name]]
+            counts[call.function] += call.envelope is not None
+            counts[f"rule {RULE_BY_TEXT.get(error)}"] += 1
+            counts["deadlines"] += call.late and error.startswith("TimeoutError")
+    rules = RULE_BY_TEXT.values() if crowd.counts["calls"] > MANY_CALLS else ()
+    names = [*EXPECTED_ACTIONS, *(f"rule {name}" for name in rules)]
+    return [name for name in names if not counts[name]]
 
 
 def report(store, crowd, faults, problems, seconds):
@@ -136,9 +145,9 @@ def report(store, crowd, faults, problems, seconds):
     click.echo(f"{store}: {sum(faults.injected.values())} faults: {kinds or 'none'}")
     click.echo(f"{store}: longest wait after a kill of a lease's holder: {max(faults.waits, default=0):.1f} s")
     for sentence, times in crowd.overloaded.most_common():
-        click.echo(f"{store}: answered {times} times: {sentence}")
-    undone = [f"nothing was done of: {', '.join(names)}"] if (names := not_done(crowd)) else []
-    violations = {"clients": crowd.surprises, "processes": faults.violations, "mix": undone} | problems
+        click.echo(f"{store}: this answer came {times} times: {sentence}")
+    missing = [f"the run did none of these: {', '.join(names)}"] if (names := find_missing_actions(crowd)) else []
+    violations = {"clients": crowd.unexpected_answers, "processes": faults.violations, "mix": missing} | problems
     for where, problems_there in violations.items():
         for problem in problems_there[:MAX_PRINTED]:
             click.echo(f"{store}: VIOLATION in {where}: {problem[:1200]}")

@@ -1,8 +1,8 @@
 """The checks at the end of a fault test: each session's data is compared with the clients' records and with a replay.
 
-A replay runs the trace in this process, on plain objects and in a plain SQLite database, with only the server's
-functions runtime. It implements resets, rules and participants again, independently. So its result doesn't depend on
-snapshots, caches, stores or features.
+A replay runs the session's trace in this process, on plain objects and in a plain SQLite database. It uses only the
+server's functions runtime, and has code of its own for resets, rules and participants. So its result doesn't depend on
+the snapshots, caches, stores and features of the server that was tested.
 """
 
 import copy
@@ -20,10 +20,10 @@ from toolpack_server.jsonio.view import to_json
 from toolpack_server.packs.loading import load_catalog
 from tools.faults.clients import (
     AGENT,
+    ALWAYS_LATE,
     CLIENT,
     CRASHED,
-    GUESTS_CALLS,
-    NEVER_IN_TIME,
+    MAX_GUEST_CALLS,
     READING,
     RULES,
     SUSPECTED,
@@ -31,65 +31,67 @@ from tools.faults.clients import (
     TOOLPACKS,
     UNRECORDED,
     RefusedError,
-    allowed,
-    packed,
+    compress,
+    functions_of,
 )
 from tools.faults.world import PACKS
 
 PAGE = 1000
-RULE_OF = {rule["functions"]: rule["name"] for rule in RULES}
-TEXT_OF = {rule["name"]: rule.get("error") or rule.get("lost") or rule.get("append") for rule in RULES}
-NOT_RUN = {"down", "flaky", "stale"}
-NOT_INHERITED = {"verdict"}
+RULE_NAMES = {rule["functions"]: rule["name"] for rule in RULES}
+RULE_TEXTS = {rule["name"]: rule.get("error") or rule.get("lost") or rule.get("append") for rule in RULES}
+NOT_RUN = {"down", "flaky", "stale"}  # rules that answer a call without running it
+NOT_INHERITED = {"verdict"}  # kinds of records that forks don't inherit
 
 
 class HistoryNode(NamedTuple):
-    """A record in a session's history, with totals of the records up to it.
+    """A record in a session's history, with totals of all records up to this one.
 
     Attributes:
-        before: The node before it.
-        of: The session of the record, and its index; None at the beginning.
+        previous: The node of the previous record.
+        record_id: The session of the record, and its index; None at the beginning.
         is_inherited: True if forks inherit the record.
-        calls: The number of calls of each address, as (address, None), and of the agent per function, as (agent,
-            function).
-        answers: The last answer to the agent per key; only of functions with a rule that repeats old answers.
-        said: The last message, and the linked list of earlier ones.
+        calls: The number of calls of each address, by (address, None), and of the agent's calls of each function, by
+            (agent, function).
+        answers: The last answer of `find` to the agent, by key. A rule repeats old answers of this function.
+        messages: The last message, and the linked list of earlier messages.
         changes: The number of calls that have changed the environment.
-        depth: The number of records up to this one that forks inherit.
+        inherited_count: The number of records up to this one that forks inherit.
     """
 
-    before: "HistoryNode | None" = None
-    of: tuple | None = None
+    previous: "HistoryNode | None" = None
+    record_id: tuple | None = None
     is_inherited: bool = True
     calls: dict = {}  # noqa: RUF012 - never changed
     answers: dict = {}  # noqa: RUF012
-    said: tuple | None = None
+    messages: tuple | None = None
     changes: int = 0
-    depth: int = 0
+    inherited_count: int = 0
 
     def path(self, session_id=None):
-        """Return the nodes up to this one, in order. Nodes that forks don't inherit are included only for their own
-        session.
+        """Return the nodes up to this one, in order.
+
+        Args:
+            session_id: The session that reads the path. Nodes that forks don't inherit are left out for other sessions.
         """
         nodes, node = [], self
-        while node.of is not None:
-            if node.is_inherited or node.of[0] == session_id:
+        while node.record_id is not None:
+            if node.is_inherited or node.record_id[0] == session_id:
                 nodes.append(node)
-            node = node.before
+            node = node.previous
         return nodes[::-1]
 
     def conversation(self, name):
         """Return the messages from and to a participant, in order."""
-        messages, said = [], self.said
-        while said is not None:
-            message, said = said
+        messages, rest = [], self.messages
+        while rest is not None:
+            message, rest = rest
             if message.get("to") is None or name in {message["by"], message["to"]}:
                 messages.append({"by": message["by"], "to": message.get("to"), "content": message["content"]})
         return messages[::-1]
 
 
 class PlainDatabase(sqlite3.Connection):
-    """A database in memory. Its transactions end with the calls, not with `commit`."""
+    """A database in memory whose transactions end with the calls. `commit` has no effect, as in a session."""
 
     def commit(self):
         pass
@@ -107,27 +109,29 @@ class WorldSnapshot(NamedTuple):
 
 
 class Replay:
-    """A session's trace, run in this process.
+    """A replay of a session's trace in this process.
 
     Attributes:
-        ends: The last node of each version.
-        depths: For each version, the number of records that forks inherit at least.
-        moments: The environments at the versions that are needed.
-        full: True if a participant has ever used all of its calls.
+        last_nodes: The last node of each version.
+        inherited_counts: For each version, the minimum number of records that its forks inherit.
+        snapshots: The environments at the needed versions.
+        was_full: True if the guest has ever used all of its calls.
+        node: The node of the last record.
+        nodes: The node of each record, by the record's index.
     """
 
-    def __init__(self, session, start, place, needed, draws, *, isolated):
+    def __init__(self, session, start, node, needed_versions, draws, *, isolated):
         self.session = session
-        self.ends = []
-        self.depths = []
-        self.moments = {}
-        self.full = _is_full(place)
-        self.place = place
-        self.places = {}
-        self._draws = draws  # whether a rule matched a call, by the rule, its seed and the number of the call
+        self.last_nodes = []
+        self.inherited_counts = []
+        self.snapshots = {}
+        self.was_full = _is_full(node)
+        self.node = node
+        self.nodes = {}
+        self._draws = draws  # for each rule with a rate, seed and number of a call: whether the rule matched the call
         self._isolated = isolated
         self._late = {_recorded_id(call, session) for call in session.calls if call.late}
-        self._needed = needed
+        self._needed_versions = needed_versions
         self._ledger, self._tally = start.ledger, start.tally
         self._database = sqlite3.connect(":memory:", factory=PlainDatabase, check_same_thread=False)
         self._database.deserialize(start.database)
@@ -138,11 +142,11 @@ class Replay:
 
     def _begin_version(self):
         """Begin a new version. Store a snapshot of the environments if the version is needed."""
-        self.ends.append(self.place)
-        self.depths.append(self.place.depth)
-        if len(self.ends) - 1 in self._needed:
-            moment = copy.deepcopy(self._ledger), copy.deepcopy(self._tally), self._database.serialize()
-            self.moments[len(self.ends) - 1] = WorldSnapshot(*moment)
+        self.last_nodes.append(self.node)
+        self.inherited_counts.append(self.node.inherited_count)
+        if len(self.last_nodes) - 1 in self._needed_versions:
+            snapshot = copy.deepcopy(self._ledger), copy.deepcopy(self._tally), self._database.serialize()
+            self.snapshots[len(self.last_nodes) - 1] = WorldSnapshot(*snapshot)
 
     def as_json(self):
         """Return the environments in the form of `get_environment`."""
@@ -161,13 +165,13 @@ class Replay:
             "now": _shelf().digest(self._database),
             "length": ledger.length,
             "digest": ledger.digest,
-            "changes": self.place.changes,
+            "changes": self.node.changes,
         }
         verdict = {"task": TASK, "version": version, "reward": ledger.length / 1000, "passed": True, "checks": []}
         return verdict | {"metrics": metrics}
 
     def run(self, record, problems):
-        """Run one record of the trace, and report differences between the record and the result."""
+        """Run one record of the trace, and append its differences from the result to the problems."""
         where = f"record {record['index']}"
         if record["kind"] == "reset":
             self._reset(record["to_version"])
@@ -175,105 +179,113 @@ class Replay:
             self._call(record, where, problems)
         else:
             self._append(record)
-        version = len(self.ends) - 1
+        version = len(self.last_nodes) - 1
         if record["version"] != version:
             problems.append(f"{where}: version {record['version']}, but a replay has {version}")
         if record["kind"] == "verdict" and _verdict_fields(record) != self.verdict(version):
             problems.append(f"{where}: it is {_verdict_fields(record)}, but a replay gives {self.verdict(version)}")
-        self.places[record["index"]] = self.place
+        self.nodes[record["index"]] = self.node
 
     def _reset(self, version):
-        moment = self.moments[version]
-        self._ledger, self._tally = copy.deepcopy(moment.ledger), copy.deepcopy(moment.tally)
-        self._database.deserialize(moment.database)
-        self.place = self.ends[version]
+        snapshot = self.snapshots[version]
+        self._ledger, self._tally = copy.deepcopy(snapshot.ledger), copy.deepcopy(snapshot.tally)
+        self._database.deserialize(snapshot.database)
+        self.node = self.last_nodes[version]
         self._begin_version()
 
-    def _append(self, record, heard=None, *, changes=False):
-        """Append a record to the history."""
-        place, by, function = self.place, record.get("by"), record.get("function")
-        calls, answers, said = place.calls, place.answers, place.said
+    def _append(self, record, received=None, *, changes=False):
+        """Append a record to the history.
+
+        Args:
+            record: The record.
+            received: A call's record, with the result and error that the agent received.
+            changes: Whether the record changed the environments, and so began a version.
+        """
+        node, by, function = self.node, record.get("by"), record.get("function")
+        calls, answers, messages = node.calls, node.answers, node.messages
         if record["kind"] == "call" and by != CLIENT:
             names = [function, *(each["function"] for each in record.get("nested", ()))]
             calls = Counter(calls)
             calls[by, None] += len(names)
             for name in names if by == AGENT else ():
                 calls[by, name] += 1
-            if by == AGENT and function == "find" and heard["error"] is None:
-                answers = answers | {record["kwargs"]["key"]: heard["result"]}
+            if by == AGENT and function == "find" and received["error"] is None:
+                answers = answers | {record["kwargs"]["key"]: received["result"]}
         if record["kind"] == "message" and by is not None:
-            said = record, said
-        of, is_inherited = (self.session.id, record["index"]), record["kind"] not in NOT_INHERITED
-        depth = place.depth + is_inherited
-        self.place = HistoryNode(place, of, is_inherited, calls, answers, said, place.changes + changes, depth)
-        self.full = self.full or _is_full(self.place)
+            messages = record, messages
+        record_id, is_inherited = (self.session.id, record["index"]), record["kind"] not in NOT_INHERITED
+        inherited_count = node.inherited_count + is_inherited
+        changes_so_far = node.changes + changes
+        self.node = HistoryNode(
+            node, record_id, is_inherited, calls, answers, messages, changes_so_far, inherited_count
+        )
+        self.was_full = self.was_full or _is_full(self.node)
         if changes:
             self._begin_version()
         else:
-            self.ends[-1] = self.place
+            self.last_nodes[-1] = self.node
 
     def _call(self, record, where, problems):
+        """Run a call's record, and check its result, its error and the effects of its rule."""
         rule = self._rule(record) if self.session.seed is not None and record["by"] == AGENT else None
-        function, error, changes, perturbed, why = record["function"], record["error"] or "", False, None, None
-        if self._is_too_much(record):
+        function, error, changes, perturbed, problem = record["function"], record["error"] or "", False, None, None
+        if self._exceeds_limit(record):
             if not error.startswith("ValidationError: With its nested calls this counts as 2 calls; 1 of your"):
-                why = f"{record['by']} has one call left"
-        elif function not in allowed(record["by"]):
+                problem = f"{record['by']} has one call left"
+        elif function not in functions_of(record["by"]):
             refused = f"ToolNotFoundError: The requested function `{function}` is not available."
             # A busy machine may check the function's name only after the deadline.
             if not error.startswith(("TimeoutError", refused) if self._is_late(record) else refused):
-                why = f"{record['by']} may not call {function}"
+                problem = f"{record['by']} may not call {function}"
         elif rule in NOT_RUN:
             perturbed = {"rules": [rule], "run": False, "agent": {}}
-            expected = (self.place.answers[record["kwargs"]["key"]], None) if rule == "stale" else ("", TEXT_OF[rule])
+            expected = (self.node.answers[record["kwargs"]["key"]], None) if rule == "stale" else ("", RULE_TEXTS[rule])
             if (record["result"], record["error"]) != expected:
-                why = f"the rule {rule!r} answers {expected}"
+                problem = f"the rule {rule!r} answers {expected}"
         elif error.startswith(CRASHED):
-            why = None if self._isolated else "there are no executors"
+            problem = None if self._isolated else "there are no executors"
         elif error.startswith("TimeoutError") or self._is_late(record):
-            changes = record["version"] == len(self.ends)
+            changes = record["version"] == len(self.last_nodes)
             if error.startswith("TimeoutError") != self._is_late(record):
-                why = "a TimeoutError is missing, or there shouldn't be one"
+                problem = "a TimeoutError is missing, or there shouldn't be one"
         else:
-            perturbed, changes, why = self._check_run(record, rule)
-        why = why or self._check_perturbed(record, perturbed)
-        if why:
-            problems.append(f"{where}: {why}: {record}")
+            perturbed, changes, problem = self._check_run(record, rule)
+        problem = problem or self._check_perturbed(record, perturbed)
+        if problem:
+            problems.append(f"{where}: {problem}: {record}")
         self._append(record, received_of(record), changes=changes)
 
     def _check_run(self, record, rule):
-        """Run a call again. Return the effects of its rule, whether it has changed the environments, and the problem,
-        if any.
-        """
+        """Run a call again. Return its rule's effects, whether it changed the environments, and a problem or None."""
         result, failure = self._run(record)
-        why = None
+        problem = None
         if (result, failure) != (record["result"], record["error"]):
-            why = f"a replay gives {result!r}, {failure!r}"
+            problem = f"a replay gives {result!r}, {failure!r}"
         if failure is not None or rule is None:
-            return None, failure is None and record["function"] not in READING, why
-        effects = {"error": TEXT_OF[rule], "result": ""} if rule == "lost" else {"result": result + TEXT_OF[rule]}
-        return {"rules": [rule], "run": True, "agent": effects}, record["function"] not in READING, why
+            return None, failure is None and record["function"] not in READING, problem
+        effects = {"error": RULE_TEXTS[rule], "result": ""} if rule == "lost" else {"result": result + RULE_TEXTS[rule]}
+        return {"rules": [rule], "run": True, "agent": effects}, record["function"] not in READING, problem
 
     def _check_perturbed(self, record, perturbed):
-        """Return the problem with a record's remaining fields, or None."""
-        if record["by"] == "guest" and _is_full(self.place):
+        """Return the problem with a record's `perturbed` field or with the guest's limit of calls, or None."""
+        if record["by"] == "guest" and _is_full(self.node):
             return "the guest has no call left"
         return None if record.get("perturbed") == perturbed else f"its rules give {perturbed}"
 
-    def _is_too_much(self, record):
-        """Return whether a call has a nested call that exceeds its caller's limit."""
-        left = GUESTS_CALLS - self.place.calls.get(("guest", None), 0)
+    def _exceeds_limit(self, record):
+        """Return whether a call of the guest has a nested call that exceeds the guest's limit."""
+        left = MAX_GUEST_CALLS - self.node.calls.get(("guest", None), 0)
         return record["by"] == "guest" and left == 1 and "$call" in json.dumps(record["kwargs"])
 
     def _is_late(self, record):
         """Return whether a call can't meet its deadline."""
-        return record["function"] in NEVER_IN_TIME or record.get("call_id") in self._late
+        return record["function"] in ALWAYS_LATE or record.get("call_id") in self._late
 
     def _run(self, record):
         no_delay = {"seconds": 0} if "seconds" in record["kwargs"] else {}
         kwargs = read_nested({**record["kwargs"], **no_delay})[0]
         ledger, tally = copy.deepcopy(self._ledger), copy.deepcopy(self._tally)
-        environment = _World(ledger, tally, self._database)
+        environment = _Environment(ledger, tally, self._database)
         result, error = _runtime().run_function(environment, record["function"], kwargs)
         self._database.end(keep=error is None)
         if error is None:
@@ -282,33 +294,33 @@ class Replay:
 
     def _rule(self, record):
         """Return the rule that this call of the agent matches, or None."""
-        function, name = record["function"], RULE_OF.get(record["function"])
-        number = self.place.calls.get((AGENT, function), 0) + 1
+        function, name = record["function"], RULE_NAMES.get(record["function"])
+        number = self.node.calls.get((AGENT, function), 0) + 1
         if name == "down":
             return name if number % 7 == 3 else None
         if name == "lost":
             return name if number % 5 == 2 else None
         if name == "stale":
-            return name if number % 3 == 2 and record["kwargs"]["key"] in self.place.answers else None
+            return name if number % 3 == 2 and record["kwargs"]["key"] in self.node.answers else None
         if name in {"told", "flaky"}:
-            has_met = name in (record.get("perturbed") or {"rules": []})["rules"]
+            was_matched = name in (record.get("perturbed") or {"rules": []})["rules"]
             if name == "told" and record["error"] is not None:
                 return None  # the rule has no visible effect then
-            # Random draws depend on these three values only, so they are the same in all sessions.
-            drawn = self._draws.setdefault((name, self.session.seed, number), has_met)
-            return name if drawn else None
+            # A random draw depends only on these three values, so it must be the same in all sessions.
+            matches = self._draws.setdefault((name, self.session.seed, number), was_matched)
+            return name if matches else None
         return None
 
 
-class _World:
-    """The object from which the functions' dependencies read their attributes."""
+class _Environment:
+    """The object that has the attributes for the functions' dependencies."""
 
     def __init__(self, ledger, tally, db):
         self.ledger, self.tally, self.db = ledger, tally, db
 
 
-def _is_full(place):
-    return place.calls.get(("guest", None), 0) >= GUESTS_CALLS
+def _is_full(node):
+    return node.calls.get(("guest", None), 0) >= MAX_GUEST_CALLS
 
 
 def _verdict_fields(verdict):
@@ -316,7 +328,7 @@ def _verdict_fields(verdict):
 
 
 def received_of(record):
-    """Return a record with the result and error that the caller received, which rules may have altered."""
+    """Return a record with the result and error that the caller received. A rule may have altered them."""
     return {**record, **(record.get("perturbed") or {"agent": {}})["agent"]}
 
 
@@ -333,7 +345,7 @@ def _shelf():
 
 @functools.cache
 def initial():
-    """Return the environments at a session's start."""
+    """Return the environments at the start of each session."""
     database = sqlite3.connect(":memory:")
     database.executescript(_shelf().SCHEMA)
     pack = importlib.import_module("toolpacks.fault_ledger")
@@ -348,34 +360,36 @@ def initial_digest():
 
 
 def check_all(send, sessions, unanswered_forks, *, isolated):
-    """Check all sessions, parents first, and return the problems of each, by session id.
+    """Check all sessions, and return the problems of each session by its id.
 
     Args:
-        unanswered_forks: Number of requests for two forks that were never answered.
+        send: Sends a request to the servers.
+        sessions: The sessions by id, parents before their forks.
+        unanswered_forks: Number of requests for two forks each that were never answered. Their forks may exist.
         isolated: True if functions run in executors, which may be killed.
     """
     problems, replays, draws = {}, {}, {}
-    needed = {each: set() for each in sessions}  # the versions that forks need
+    needed_versions = {each: set() for each in sessions}  # the versions that forks need
     for session in sessions.values():
         if session.parent is not None:
             parent, version = session.parent
-            needed[parent].add(version)
+            needed_versions[parent].add(version)
     for session in sessions.values():  # parents come before their forks
         problems_here = problems[session.id] = []
         trace, path = (_read(send, session, path=path) for path in (False, True))
-        start, place = initial(), HistoryNode()
+        start, node = initial(), HistoryNode()
         if session.parent is not None:
-            start, place = _fork_point(session, replays[session.parent[0]], path, problems_here)
-        back_to = {record["to_version"] for record in trace if record["kind"] == "reset"}
-        needed_here = needed[session.id] | back_to
-        replay = replays[session.id] = Replay(session, start, place, needed_here, draws, isolated=isolated)
+            start, node = _fork_point(session, replays[session.parent[0]], path, problems_here)
+        reset_versions = {record["to_version"] for record in trace if record["kind"] == "reset"}
+        needed_here = needed_versions[session.id] | reset_versions
+        replay = replays[session.id] = Replay(session, start, node, needed_here, draws, isolated=isolated)
         try:
             _check(send, session, replay, trace, path, problems_here)
         except RefusedError as refused:
             problems_here.append(f"the session can't be read: {refused}")
-        for version in [*replay.moments]:
-            if version not in needed[session.id]:
-                del replay.moments[version]
+        for version in [*replay.snapshots]:
+            if version not in needed_versions[session.id]:
+                del replay.snapshots[version]
         replay.close()
     _check_list(send, sessions, unanswered_forks, problems)
     return problems
@@ -390,94 +404,98 @@ def _read(send, session, *, path):
 
 
 def _fork_point(session, parent, path, problems):
-    """Return the environments and the node at which a fork begins. The parent knows only the fork's version."""
+    """Return the environments and the node at which a fork begins.
+
+    The fork request names only a version, so the path of the fork decides after which of its records the fork begins.
+    """
     version = session.parent[1]
-    if version not in parent.moments:
+    if version not in parent.snapshots:
         problems.append(f"the session was forked from version {version}, which its parent never had")
         return initial(), HistoryNode()
     inherited = [(record["session_id"], record["index"]) for record in path if record["session_id"] != session.id]
-    places = parent.ends[version].path()
-    is_whole = [place.of for place in places[: len(inherited)]] == inherited
-    if not is_whole or len(inherited) < parent.depths[version]:
-        problems.append(f"the session inherited the records {inherited[-3:]}, but its parent has {places[-3:]}")
-        return parent.moments[version], parent.ends[version]
-    return parent.moments[version], places[len(inherited) - 1] if inherited else HistoryNode()
+    nodes = parent.last_nodes[version].path()
+    is_whole = [node.record_id for node in nodes[: len(inherited)]] == inherited
+    if not is_whole or len(inherited) < parent.inherited_counts[version]:
+        problems.append(f"the session inherited the records {inherited[-3:]}, but its parent has {nodes[-3:]}")
+        return parent.snapshots[version], parent.last_nodes[version]
+    return parent.snapshots[version], nodes[len(inherited) - 1] if inherited else HistoryNode()
 
 
 def _check(send, session, replay, trace, path, problems):
     if [record["index"] for record in trace] != list(range(len(trace))):
         problems.append(f"the indices have gaps: {[record['index'] for record in trace]}")
-    seen = {}
+    views_by_version = {}
     for version, view in session.views:
-        seen.setdefault(version, []).append((Replay.as_json, view))
+        views_by_version.setdefault(version, []).append((Replay.as_json, view))
     for version, verdict in session.verdicts:
-        seen.setdefault(version, []).append(
-            (functools.partial(Replay.verdict, version=version), packed(_verdict_fields(verdict)))
+        views_by_version.setdefault(version, []).append(
+            (functools.partial(Replay.verdict, version=version), compress(_verdict_fields(verdict)))
         )
-    _compare_views(replay, seen, problems)
+    _compare_views(replay, views_by_version, problems)
     for record in trace:
-        count = len(replay.ends)
+        count = len(replay.last_nodes)
         replay.run(record, problems)
-        if len(replay.ends) > count:
-            _compare_views(replay, seen, problems)
-    problems += [f"a client read version {version}, which the session never had" for version in seen]
+        if len(replay.last_nodes) > count:
+            _compare_views(replay, views_by_version, problems)
+    problems += [f"a client read version {version}, which the session never had" for version in views_by_version]
     version = send("get_session", {"session_id": session.id})["version"]
-    if version != len(replay.ends) - 1:
-        problems.append(f"the session is at version {version}, but a replay of its trace at {len(replay.ends) - 1}")
+    if version != len(replay.last_nodes) - 1:
+        last_version = len(replay.last_nodes) - 1
+        problems.append(f"the session is at version {version}, but a replay of its trace at {last_version}")
     environment = send("get_environment", {"session_id": session.id})
     if environment != replay.as_json():
         problems.append(f"the environment is {environment}, but a replay of its trace gives {replay.as_json()}")
     history = [(record["session_id"], record["index"]) for record in path]
-    expected = [place.of for place in replay.place.path(session.id)]
+    expected = [node.record_id for node in replay.node.path(session.id)]
     if history != expected:
         problems.append(f"its path has {len(history)} records, but a replay gives {len(expected)}")
     _check_calls(session, replay, trace, problems)
     _check_resets(session, trace, problems)
-    _check_heard(send, session, replay, problems)
+    _check_messages(send, session, replay, problems)
 
 
-def _compare_views(replay, seen, problems):
-    """Compare the replay's current version with the views that clients have read of it."""
-    version = len(replay.ends) - 1
-    for look, view in seen.pop(version, ()):
-        expected = look(replay)
-        if packed(expected) != view:
+def _compare_views(replay, views_by_version, problems):
+    """Compare the replay's current version with the environments and verdicts that clients have read at it."""
+    version = len(replay.last_nodes) - 1
+    for read, view in views_by_version.pop(version, ()):
+        expected = read(replay)
+        if compress(expected) != view:
             problems.append(f"a client read version {version} with other content than {expected}")
 
 
 def _check_calls(session, replay, trace, problems):
-    recorded = {}
-    ran = Counter()
+    records = {}
+    record_counts = Counter()
     for record in trace:
         if record["kind"] in {"call", "message"}:
             key = _key(record.get("call_id"), record.get("function"), record.get("kwargs"))
-            recorded[key] = record
-            ran[key] += 1
-    problems += [f"{key} is in the trace {times} times" for key, times in ran.items() if times > 1]
+            records[key] = record
+            record_counts[key] += 1
+    problems += [f"{key} is in the trace {times} times" for key, times in record_counts.items() if times > 1]
     last = {}
     for call in session.calls:
-        record = recorded.pop(_key(_recorded_id(call, session), call.function, call.kwargs), None)
+        record = records.pop(_key(_recorded_id(call, session), call.function, call.kwargs), None)
         problems += _check_call(call, record, replay)
         if record is not None and call.envelope is not None:
             if record["index"] < last.get(call.client, -1):
                 problems.append(f"{call} was sent after the answer to its client's last one, but recorded before it")
             last[call.client] = record["index"]
-    problems += [f"no client sent {record}" for record in recorded.values()]
+    problems += [f"no client sent {record}" for record in records.values()]
 
 
 def _check_call(call, record, replay):
     """Yield the problems with the record of a call, and with its answer."""
-    if SUSPECTED in str(_error(call)):  # faults have ended its worker each time
+    if SUSPECTED in str(_error(call)):  # a fault ended the worker at each attempt, so the server gave up
         if record is not None:
             yield f"{call} must not run again, but is in the trace: {record}"
     elif str(_error(call)).startswith(UNRECORDED):
-        if record is not None or call.by != "guest" or not replay.full:
+        if record is not None or call.by != "guest" or not replay.was_full:
             yield f"{call} was refused, but {call.by} has calls left or the trace has it: {record}"
     elif record is None:
         if call.envelope is not None:
             yield f"{call} was acknowledged but is not in the trace"
     elif call.refused:
-        yield f"{call} was refused as changing nothing, but is in the trace: {record}"
+        yield f"{call} was refused with the words that nothing was changed, but is in the trace: {record}"
     elif (record.get("by") or CLIENT) != call.by:
         yield f"{call} is recorded as the call of another address: {record}"
     elif call.envelope is not None and call.envelope != _expected_answer(call, record):
@@ -497,10 +515,10 @@ def _error(call):
 def _expected_answer(call, record):
     """Return the answer that corresponds to a record."""
     if record["kind"] == "call":
-        heard = received_of(record)
-        return {"result": heard["result"], "error": heard["error"]}
-    said = call.kwargs.get("text", call.kwargs.get("content"))
-    return record["content"] == said and record.get("to") == call.kwargs.get("to")
+        received = received_of(record)
+        return {"result": received["result"], "error": received["error"]}
+    text = call.kwargs.get("text", call.kwargs.get("content"))
+    return record["content"] == text and record.get("to") == call.kwargs.get("to")
 
 
 def _key(call_id, function, kwargs):
@@ -520,39 +538,40 @@ def _check_resets(session, trace, problems):
     unknown = Counter(to_version for to_version, version in session.resets if version is None)
     for to_version, times in Counter(record["to_version"] for record in unexplained).items():
         if times > unknown[to_version]:
-            problems.append(f"it was reset to version {to_version} {times - unknown[to_version]} times too often")
+            problems.append(f"it was reset to version {to_version} {times - unknown[to_version]} times more than asked")
 
 
-def _check_heard(send, session, replay, problems):
-    """Check the messages to participants: in the order of the history, each message once, and no others."""
+def _check_messages(send, session, replay, problems):
+    """Check that participants received the messages of the history in order, each once, and no other messages."""
     if not session.participants:
         return
-    after_saying = {}  # for each text, the first node after its message
-    for place in itertools.chain(replay.ends[0].path(), replay.places.values()):
-        if place.said is not None:
-            after_saying.setdefault(place.said[0]["content"], place)
-    for by, after, messages in session.heard:
-        place = after_saying.get(messages[-1]["content"])
-        expected = place and place.conversation(by)[after + 1 :]
+    nodes_by_text = {}  # for each text, the first node after its message
+    for node in itertools.chain(replay.last_nodes[0].path(), replay.nodes.values()):
+        if node.messages is not None:
+            nodes_by_text.setdefault(node.messages[0]["content"], node)
+    for by, after, messages in session.deliveries:
+        node = nodes_by_text.get(messages[-1]["content"])
+        expected = node and node.conversation(by)[after + 1 :]
         received = [{name: message.get(name) for name in ("by", "to", "content")} for message in messages]
         indices = [message["index"] for message in messages]
         if received != expected or indices != [*range(after + 1, after + 1 + len(messages))]:
             problems.append(f"{by} received {messages[-3:]} after {after}, but a replay gives {(expected or [])[-3:]}")
     for by, (path, _) in session.paths.items():
         received = send("listen", {}, path)["messages"]
-        expected = replay.place.conversation(by)
+        expected = replay.node.conversation(by)
         if [{name: message.get(name) for name in ("by", "to", "content")} for message in received] != expected:
             problems.append(f"{by} receives {received[-3:]}, but a replay gives {expected[-3:]}")
 
 
 def _check_list(send, sessions, unanswered_forks, problems):
     """Check that the server lists all sessions that clients have created, and no others."""
-    listed = []
+    listed_ids = []
     for labels in {json.dumps(session.labels) for session in sessions.values()}:
         after = {}
         while page := send("list_sessions", {"labels": json.loads(labels), "limit": PAGE} | after):
-            listed += [session["session_id"] for session in page]
-            after = {"after": listed[-1]}
-    more = {*listed} - {*sessions}
-    if len(listed) != len({*listed}) or not {*sessions} <= {*listed} or len(more) > 2 * unanswered_forks:
-        problems["list"] = [f"{len(listed)} sessions are listed, of which no client created {len(more)}"]
+            listed_ids += [session["session_id"] for session in page]
+            after = {"after": listed_ids[-1]}
+    unknown_ids = {*listed_ids} - {*sessions}
+    has_duplicates, is_complete = len(listed_ids) != len({*listed_ids}), {*sessions} <= {*listed_ids}
+    if has_duplicates or not is_complete or len(unknown_ids) > 2 * unanswered_forks:
+        problems["list"] = [f"{len(listed_ids)} sessions are listed, and no client created {len(unknown_ids)} of them"]

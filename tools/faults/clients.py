@@ -1,6 +1,6 @@
 """The clients of the fault test: threads that call functions, retry calls without an answer, and record every answer.
 
-A client assumes nothing about the servers. The checks use only the requests that it sent and their answers.
+At the end of the test, `checks` compares these records with the sessions on the servers.
 """
 
 import http.client
@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 from raw_websocket import TEXT, RawWebSocket
 
-ANSWER_SECONDS = 20.0
-PATIENCE_SECONDS = 60.0
+ANSWER_TIMEOUT_SECONDS = 20.0
+TIMEOUT_SECONDS = 60.0
 RETRY_PAUSE_SECONDS = 0.05
 MAX_SESSIONS = 48
-OVERLOADED, VERSION_CONFLICT, NOT_RETAINED, WRONG, FAILED = -32006, -32005, -32011, -32602, -32002
-CRASHED = "CrashedError"  # the error of a call whose process ended; it changed nothing
+OVERLOADED, VERSION_CONFLICT, NOT_RETAINED, INVALID_PARAMS, FAILED = -32006, -32005, -32011, -32602, -32002
+CRASHED = "CrashedError"  # the error of a call if its process died; the call changed nothing
 TOOLPACKS = ["ledger", "tally", "shelf"]
 TASK = "shelf/look"
 GYM = "/{function}"  # the path for calls of NeMo Gym's agents
-STEP = "/openenv/shelf/step"  # the path for OpenEnv's clients that call functions of a session with this task
-SOCKET = "/openenv/shelf/ws?session_id="  # the same on a WebSocket
+STEP = "/openenv/shelf/step"  # the path for calls of OpenEnv's clients, in sessions with this task
+SOCKET = "/openenv/shelf/ws?session_id="  # the path for WebSockets of OpenEnv's clients
 SWITCHING = 101
 OWN_SESSION = f"/mcp?task={TASK}"  # the path at which an MCP client begins its own session
 LABELS = {"by": "clients"}
@@ -47,24 +47,27 @@ RULES = [
     {"name": "flaky", "functions": "take", "rate": 0.3, "error": "OSError: try again"},
     {"name": "stale", "functions": "find", "calls": "2/3", "stale": True},
 ]
-GUESTS_CALLS = 12
+MAX_GUEST_CALLS = 12
 PARTICIPANTS = {
     "buyer": {"functions": ["append", "append_slowly", "append_patiently", "put", "take", "read", "find"]},
-    "guest": {"functions": ["append", "add", "read", "find", "count"], "max_calls": GUESTS_CALLS},
+    "guest": {"functions": ["append", "add", "read", "find", "count"], "max_calls": MAX_GUEST_CALLS},
 }
-NEVER_IN_TIME = {"append_and_hang", "append_too_late"}
+ALWAYS_LATE = {"append_and_hang", "append_too_late"}
 
 
 @dataclass
 class Call:
-    """A call or a message, as its client knows it.
+    """A call or a message that a client sent.
 
     Attributes:
-        by: The address that it was sent to.
-        function: The function; `say` and `add_message` are the methods.
-        late: True if it was sent with a deadline that it can't meet.
-        envelope: The answer; None if the client never got one.
-        refused: True if the server answered that nothing has changed.
+        client: The number of the client.
+        function: The function, or the method `say` or `add_message` for a message.
+        sent: The time of the first request, in seconds of `time.monotonic`.
+        by: The address at which the client sent the request.
+        late: True if the request had a deadline that the call can't meet.
+        answered: The time of the answer.
+        envelope: The answer; None if the client never received it.
+        refused: True if the server answered that nothing was changed.
     """
 
     client: int
@@ -89,45 +92,54 @@ class Delivery(NamedTuple):
 
 @dataclass
 class KnownSession:
-    """A session, and the clients' knowledge about it.
+    """A session, and all that clients know about it.
 
     Attributes:
         paths: The agent path and the MCP path of each address.
-        parent: The session that it was forked from, and the version.
-        views: Environments that clients read: version, `packed` JSON.
-        verdicts: Versions that were evaluated, and their verdicts.
-        resets: For each reset, in no order, the restored version and the new version, None if unknown.
-        heard: The messages that its participants received.
-        last: The index of the last message that each participant has received.
+        parent: The session that was forked, and the version of the fork.
+        seed: The seed of the rules; None if the session has no rules.
+        participants: Whether the session has participants.
+        task: Whether the session has a task.
+        openenv_id: The session's id for OpenEnv's clients.
+        reset: The parameters of OpenEnv's `reset` that created the session; None if another request created it.
+        mcp_id: The session's id for the MCP client that began it.
+        labels: The labels that list the session.
+        calls: The calls and messages that clients sent.
+        views: Environments that clients read, as pairs of a version and `compress`ed JSON.
+        verdicts: Pairs of an evaluated version and the verdict.
+        resets: For each reset, in no order, the restored version and the new version, which is None if unknown.
+        episode: The session's id for clients of ORS; None if ORS can't use the session.
+        deliveries: The messages that participants received.
+        last_indexes: The index of the last message that each participant has received.
     """
 
     id: str
     paths: dict
     parent: tuple | None = None
-    seed: str | None = None  # seed of its rules; None if it has none
+    seed: str | None = None
     participants: bool = False
     task: bool = False
-    openenv: str | None = None  # its id for OpenEnv's clients
-    reset: dict | None = None  # the arguments of their reset; None if they created it
-    mcp: str | None = None  # its id for the MCP client that began it
-    labels: dict = field(default_factory=lambda: LABELS)  # the labels that list it
+    openenv_id: str | None = None
+    reset: dict | None = None
+    mcp_id: str | None = None
+    labels: dict = field(default_factory=lambda: LABELS)
     calls: list = field(default_factory=list)
     views: list = field(default_factory=list)
     verdicts: list = field(default_factory=list)
     resets: list = field(default_factory=list)
-    episode: str | None = None  # its id for clients of ORS; None for other sessions
-    heard: list = field(default_factory=list)
-    last: dict = field(default_factory=dict)
+    episode: str | None = None
+    deliveries: list = field(default_factory=list)
+    last_indexes: dict = field(default_factory=dict)
 
     @property
     def is_settled(self):
-        """True if no reset is without an answer."""
+        """True if all resets were answered."""
         return all(version is not None for _, version in self.resets)
 
 
-KINDS = [{}, {"task"}, {"rules"}, {"participants"}, {"rules", "participants", "task"}, {"rules", "task"}]
-KINDS += [{"task", "ors"}]
-"""The features of the sessions at the start, in turn."""
+SESSION_FEATURES = [{}, {"task"}, {"rules"}, {"participants"}, {"rules", "participants", "task"}, {"rules", "task"}]
+SESSION_FEATURES += [{"task", "ors"}]
+"""The features of each session at the start. Session number N has the features at N, modulo the length."""
 
 
 def session_parameters(number, episode):
@@ -135,9 +147,9 @@ def session_parameters(number, episode):
 
     Args:
         number: The session's number, which decides its features.
-        episode: Its unique name in the trainers' protocols.
+        episode: The session's unique name in the trainers' protocols.
     """
-    kind = KINDS[number % len(KINDS)]
+    kind = SESSION_FEATURES[number % len(SESSION_FEATURES)]
     params = {"toolpacks": TOOLPACKS, "labels": LABELS}
     fields = {"task": "task" in kind, "participants": "participants" in kind}
     if "ors" in kind:
@@ -151,12 +163,12 @@ def session_parameters(number, episode):
     if "task" in kind:
         params["task"] = TASK
         if "participants" not in kind:
-            fields["openenv"] = episode
-            params["labels"] = params["labels"] | dict.fromkeys(("openenv", "openenv-episode"), fields["openenv"])
+            fields["openenv_id"] = episode
+            params["labels"] = params["labels"] | dict.fromkeys(("openenv", "openenv-episode"), episode)
     return params, fields
 
 
-def allowed(by):
+def functions_of(by):
     """Return the functions that an address may call."""
     return PARTICIPANTS.get(by, {}).get("functions", FUNCTIONS)
 
@@ -167,13 +179,13 @@ def is_unrecorded(envelope):
     return error.startswith(UNRECORDED) or SUSPECTED in error
 
 
-def packed(value):
+def compress(value):
     """Return compact JSON that is the same for equal values."""
     return zlib.compress(json.dumps(value, sort_keys=True).encode(), 1)
 
 
-UNRECORDED = "EpisodeOverError"  # the error of calls beyond the last one
-SUSPECTED = "has ended its process 3 times"  # in the answer to a call that the server neither runs again nor records
+UNRECORDED = "EpisodeOverError"  # the error of calls after the last allowed call; the server doesn't record them
+SUSPECTED = "has ended its process 3 times"  # the answer to a suspected call, which the server doesn't run or record
 MCP_SHIFT = 1000  # difference between the error codes of MCP and of JSON-RPC
 
 
@@ -182,7 +194,7 @@ class UnknownError(Exception):
 
 
 class NeverAnsweredError(UnknownError):
-    """No answer came within a time in which the server must answer."""
+    """No answer came within the time in which the server must answer."""
 
 
 class RefusedError(Exception):
@@ -220,7 +232,10 @@ def _step(function, kwargs, call_id, episode):
 
 
 def _is_recorded_crash(function, text):
-    """Return whether the text is the recorded crash of this function's process, not a crash during an evaluation."""
+    """Return whether a text is the recorded crash of a call of this function.
+
+    A crash of the evaluator, which may follow the call, names no function. It isn't recorded, so the client retries.
+    """
     return text.startswith(f"{CRASHED}: `{function}` ")
 
 
@@ -252,11 +267,11 @@ def _gym_envelope(text):
 
 
 class Connection:
-    """Sends JSON-RPC requests to some servers, on one connection at a time.
+    """Sends requests to one of several servers, on one connection at a time. A new connection may use another server.
 
     Attributes:
-        overloaded: For each message with code -32006, which asks the client to retry, how often it came.
-        mcp_session_id: The value of this header in the last answer.
+        overloaded: The number of answers with code -32006, which asks the client to retry, by message.
+        mcp_session_id: The header `Mcp-Session-Id` of the last answer.
     """
 
     def __init__(self, ports, rng):
@@ -266,8 +281,13 @@ class Connection:
         self._rng = rng
         self._connection = None
 
-    def send(self, method, params, path="/rpc", seconds=ANSWER_SECONDS):
-        """Send a request once."""
+    def send(self, method, params, path="/rpc", seconds=ANSWER_TIMEOUT_SECONDS):
+        """Send a request once, and return the result. The path decides the protocol.
+
+        Raises:
+            UnknownError: No answer came.
+            RefusedError: The server answered with an error.
+        """
         if self._connection is None:
             self._connection = http.client.HTTPConnection("127.0.0.1", self._rng.choice(self._ports), timeout=seconds)
         elif self._connection.sock is not None:
@@ -276,11 +296,11 @@ class Connection:
             headers = {"Content-Type": "application/json", "Cookie": f"toolpack_session={params['session_id']}"}
             body = json.dumps(params["kwargs"])
             return _gym_envelope(self._post(path.format(**params), body, headers).decode())
-        speaks_mcp, headers = path.startswith("/mcp"), {"Content-Type": "application/json"}
-        calls = path.startswith("/mcp/")
-        if calls:
+        is_mcp, headers = path.startswith("/mcp"), {"Content-Type": "application/json"}
+        is_tool_call = path.startswith("/mcp/")
+        if is_tool_call:
             method, params = "tools/call", _tool_call(**params)
-            if self._rng.random() < 0.5:  # the key is the id of a session that a client began at /mcp
+            if self._rng.random() < 0.5:  # the key in the path is also a valid session id at /mcp
                 path, headers["Mcp-Session-Id"] = "/mcp", path.removeprefix("/mcp/")
         request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         body = json.dumps(_step(**params) if path == STEP else request)
@@ -289,14 +309,14 @@ class Connection:
             return _step_envelope(response, params["function"])
         if "error" in response:
             error = response["error"]
-            raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if speaks_mcp else error)
-        return _envelope(response["result"]) if calls else response["result"]
+            raise RefusedError(error | {"code": error["code"] + MCP_SHIFT} if is_mcp else error)
+        return _envelope(response["result"]) if is_tool_call else response["result"]
 
-    def leave(self, session_id):
-        """End a session of MCP, with one request."""
+    def end_mcp_session(self, session_id):
+        """End a session of MCP with one request, which isn't repeated."""
         if self._connection is None:
             port = self._rng.choice(self._ports)
-            self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+            self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_TIMEOUT_SECONDS)
         if text := self._post("/mcp", None, {"Mcp-Session-Id": session_id}, "DELETE"):
             raise RuntimeError(f"the request to end {session_id} was answered with {text[:500]}")
 
@@ -316,14 +336,14 @@ class Connection:
         self.mcp_session_id = reply.headers["Mcp-Session-Id"]
         return text
 
-    def play(self, episode, function, kwargs, task_id, until):
-        """Call a function as a client of ORS, which resumes a stream that ended too soon. Return the envelope."""
+    def call_over_ors(self, episode, function, kwargs, task_id, until):
+        """Call a function as a client of ORS does, and return the envelope. Repeat a request whose stream broke."""
         body = json.dumps({"name": function, "input": kwargs, "task_id": task_id})
         headers = {"Content-Type": "application/json", "X-Session-ID": episode}
         while True:
             if self._connection is None:
                 port = self._rng.choice(self._ports)
-                self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
+                self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_TIMEOUT_SECONDS)
             with suppress(UnknownError):
                 events = self._post("/call", body, headers).decode().split("\n\n")
                 texts = [
@@ -345,11 +365,19 @@ class Connection:
             self.close()
             time.sleep(RETRY_PAUSE_SECONDS)
 
-    def insist(self, method, params, until, path="/rpc", first_seconds=ANSWER_SECONDS):
-        """Send a request, and retry until an answer settles its outcome.
+    def insist(self, method, params, until, path="/rpc", first_seconds=ANSWER_TIMEOUT_SECONDS):
+        """Send a request, and repeat it until the server answers whether it succeeded.
 
         Args:
+            method: The method.
+            params: The parameters.
             until: The time to give up, in seconds of `time.monotonic`, or a function that returns whether to give up.
+            path: The path.
+            first_seconds: How long to wait for the first answer.
+
+        Raises:
+            NeverAnsweredError: It is time to give up.
+            RefusedError: The server answered with an error that a retry doesn't help.
         """
         is_over = until if callable(until) else lambda: time.monotonic() > until
         seconds = first_seconds
@@ -367,7 +395,7 @@ class Connection:
                     raise NeverAnsweredError(str(refused)) from refused
                 if self._rng.random() < 0.5:
                     self.close()  # a new connection may reach another worker
-            seconds = ANSWER_SECONDS
+            seconds = ANSWER_TIMEOUT_SECONDS
             time.sleep(RETRY_PAUSE_SECONDS)
 
     def close(self):
@@ -379,8 +407,8 @@ class Connection:
 class Socket(Connection):
     """Sends OpenEnv's messages on a WebSocket, and reconnects when it breaks."""
 
-    def send(self, method, params, path, seconds=ANSWER_SECONDS):
-        """Send one message, once, and return the observation; that of a step as an envelope."""
+    def send(self, method, params, path, seconds=ANSWER_TIMEOUT_SECONDS):
+        """Send one message once. Return the observation, or for a step the envelope."""
         try:
             if self._connection is None:
                 self._connection = RawWebSocket(self._rng.choice(self._ports), path, seconds=seconds)
@@ -421,29 +449,30 @@ class Clients:
     """Client threads on shared sessions.
 
     Attributes:
-        sessions: The sessions, by id.
-        surprises: Answers that should never come.
-        counts: How often each action was done.
-        overloaded: See `Connection`.
+        sessions: The sessions by id.
+        unexpected_answers: Answers that a correct server never gives.
+        counts: The number of actions of each kind.
+        overloaded: The number of answers with code -32006, by message.
     """
 
     def __init__(self, ports, clients, sessions, seed):
         self.sessions = {}
-        self.surprises = []
+        self.unexpected_answers = []
         self.counts = Counter()
         self.overloaded = Counter()
         self._ports = ports
         self._stopped = threading.Event()
         self._until = float("inf")
         self._entries = itertools.count()
-        self._first = [*range(64)]  # the choices to make once each, whatever their shares
-        self._first_kinds = [*range(64)]
+        # Numbers of calls and of actions. They are used up first, so that even a short run has rare calls and actions.
+        self._unused_choices = [*range(64)]
+        self._unused_kinds = [*range(64)]
         rng = random.Random(seed)
         connection = Connection(ports, rng)
         for number in range(sessions):
             params, fields = session_parameters(number, f"episode-{_new_id(rng)}")
             params["call_id"] = _new_id(rng)
-            self._add(connection.insist("create_session", params, time.monotonic() + PATIENCE_SECONDS), **fields)
+            self._add(connection.insist("create_session", params, time.monotonic() + TIMEOUT_SECONDS), **fields)
         connection.close()
         self._threads = [
             threading.Thread(target=self._run, args=(number, random.Random(f"{seed}/{number}")), daemon=True)
@@ -455,16 +484,16 @@ class Clients:
             thread.start()
 
     def stop(self):
-        """Send no new requests, and wait for the running ones."""
-        self._until = time.monotonic() + PATIENCE_SECONDS
+        """Send no new requests, and wait for the answers to the running requests."""
+        self._until = time.monotonic() + TIMEOUT_SECONDS
         self._stopped.set()
         for thread in self._threads:
-            thread.join(PATIENCE_SECONDS + 2 * ANSWER_SECONDS)
+            thread.join(TIMEOUT_SECONDS + 2 * ANSWER_TIMEOUT_SECONDS)
             if thread.is_alive():
-                self.surprises.append("a client did not finish")
+                self.unexpected_answers.append("a client did not finish")
 
     def _is_over(self):
-        """Return whether requests that still wait for an answer must give up."""
+        """Return whether clients must give up requests that still wait for an answer."""
         return time.monotonic() > self._until
 
     def _add(self, session, parent=None, **fields):
@@ -479,17 +508,17 @@ class Clients:
             self._call_impatiently: 4,
             self._call_once: 4,
             self._call_expecting: 3,
-            self._note: 1,
+            self._add_message: 1,
             self._say: 4,
             self._listen: 4,
-            self._view: 2,
+            self._read_environment: 2,
             self._evaluate: 2,
-            self._play: 6,
+            self._call_over_ors: 6,
             self._call_as_gym: 4,
             self._step_on_socket: 6,
             self._begin_on_socket: 0.5,
             self._begin_over_mcp: 0.5,
-            self._leave: 0.5,
+            self._end_mcp_session: 0.5,
             self._fork: 1,
             self._reset: 1,
             self._reconnect: 1,
@@ -498,39 +527,41 @@ class Clients:
             kind = rng.choices(list(kinds), list(kinds.values()))[0]
             first = None
             with suppress(IndexError):
-                first = self._first_kinds.pop()
+                first = self._unused_kinds.pop()
                 kind = [*kinds][first % len(kinds)]
-            need = {
+            required_field = {
                 self._say: "participants",
                 self._listen: "participants",
                 self._evaluate: "task",
-                self._play: "episode",
-                self._step_on_socket: "openenv",
-                self._leave: "mcp",
+                self._call_over_ors: "episode",
+                self._step_on_socket: "openenv_id",
+                self._end_mcp_session: "mcp_id",
             }.get(kind, "id")
-            able = [each for each in list(self.sessions.values()) if getattr(each, need)]
-            if not able:  # no session of that kind has begun yet
+            candidates = [each for each in list(self.sessions.values()) if getattr(each, required_field)]
+            if not candidates:  # no session can do this action yet, so it is done later
                 if first is not None:
-                    self._first_kinds.insert(0, first)
-                kind, able = self._call, list(self.sessions.values())
-            session = rng.choice(able)
+                    self._unused_kinds.insert(0, first)
+                kind, candidates = self._call, list(self.sessions.values())
+            session = rng.choice(candidates)
             try:
                 kind(connection, rng, session, number)
             except NeverAnsweredError as error:
-                self.surprises.append(f"{session.id} {kind.__name__}: never answered: {error}")
+                self.unexpected_answers.append(f"{session.id} {kind.__name__}: never answered: {error}")
             except UnknownError:
                 self.counts["never answered"] += 1
             except RefusedError as refused:
-                self.surprises.append(f"{session.id} {kind.__name__}: {refused}")
+                self.unexpected_answers.append(f"{session.id} {kind.__name__}: {refused}")
             except Exception as error:  # noqa: BLE001 - a client's failure must be reported
-                self.surprises.append(f"{session.id} {kind.__name__}: {error!r}")
+                self.unexpected_answers.append(f"{session.id} {kind.__name__}: {error!r}")
         connection.close()
         self.overloaded += connection.overloaded
 
-    def _call(self, connection, rng, session, number, *, with_id=True, first_seconds=ANSWER_SECONDS, by=None):
-        function, kwargs, *deadline = self._choice(rng)
+    def _call(self, connection, rng, session, number, *, with_id=True, first_seconds=ANSWER_TIMEOUT_SECONDS, by=None):
+        """Call a random function at a random address, by a random protocol, and record the call."""
+        function, kwargs, *deadline = self._choose_call(rng)
         by = by or rng.choice([CLIENT, *session.paths])
-        with_id = with_id or "entry" not in kwargs or deadline  # without an entry, two calls may be alike
+        # Two calls without an entry may be equal, so the checks could confuse them without an id.
+        with_id = with_id or "entry" not in kwargs or deadline
         call_id = _new_id(rng) if with_id else None
         call = Call(number, function, kwargs, call_id, time.monotonic(), by, late=bool(deadline))
         params = {"function": function, "kwargs": kwargs}
@@ -540,12 +571,12 @@ class Clients:
             params["session_id"] = session.id
         else:
             path, mcp_path = session.paths[by]
-            # MCP has no nested calls and no deadlines, and lists only functions that the address may call.
-            fits = not deadline and "$call" not in json.dumps(kwargs) and function in allowed(by)
-            if fits and rng.random() < 0.5:
+            # MCP and OpenEnv have no nested calls and no deadlines, and only functions that the address may call.
+            is_plain = not deadline and "$call" not in json.dumps(kwargs) and function in functions_of(by)
+            if is_plain and rng.random() < 0.5:
                 path = mcp_path
-            elif fits and with_id and session.openenv and by == AGENT:
-                path, params["episode"] = STEP, session.openenv
+            elif is_plain and with_id and session.openenv_id and by == AGENT:
+                path, params["episode"] = STEP, session.openenv_id
                 call.call_id = f"openenv-{call_id}"
                 self.counts["steps of OpenEnv"] += 1
         session.calls.append(call)
@@ -564,25 +595,29 @@ class Clients:
         self.counts["calls"] += 1
         if rng.random() < 0.05 and not is_unrecorded(call.envelope):
             self.counts["sent twice"] += 1
-            again = connection.insist("run_function", params, self._is_over, path)
-            if again != call.envelope:
-                self.surprises.append(f"{session.id}: {params} was answered {call.envelope}, then {again}")
+            second_answer = connection.insist("run_function", params, self._is_over, path)
+            if second_answer != call.envelope:
+                self._report_second_answer(session, params, call, second_answer)
 
-    def _play(self, connection, rng, session, number):
+    def _report_second_answer(self, session, request, call, second_answer):
+        """Report that a repeated request got another answer than the first request."""
+        self.unexpected_answers.append(f"{session.id}: {request} was answered {call.envelope}, then {second_answer}")
+
+    def _call_over_ors(self, connection, rng, session, number):
         """Append an entry through the paths of ORS, and sometimes repeat the call with the same id."""
         kwargs, task_id = {"entry": self._entry()}, _new_id(rng)
         call = Call(number, "append", kwargs, f"ors-{task_id}", time.monotonic(), AGENT)
         session.calls.append(call)
-        call.envelope = connection.play(session.episode, "append", kwargs, task_id, self._is_over)
+        call.envelope = connection.call_over_ors(session.episode, "append", kwargs, task_id, self._is_over)
         call.answered = time.monotonic()
         self.counts["calls over ORS"] += 1
         if rng.random() < 0.2:
-            again = connection.play(session.episode, "append", kwargs, task_id, self._is_over)
-            if again != call.envelope:
-                self.surprises.append(f"{session.id}: {kwargs} was answered {call.envelope}, then {again}")
+            second_answer = connection.call_over_ors(session.episode, "append", kwargs, task_id, self._is_over)
+            if second_answer != call.envelope:
+                self._report_second_answer(session, kwargs, call, second_answer)
 
     def _call_as_gym(self, connection, rng, session, number):  # noqa: ARG002
-        """Append an entry, once, as NeMo Gym's agents do: their calls have no ids."""
+        """Append an entry as NeMo Gym's agents do. Their calls have no ids, so the call isn't repeated."""
         kwargs = {"entry": self._entry()}
         call = Call(number, "append", kwargs, None, time.monotonic(), AGENT)
         session.calls.append(call)
@@ -593,13 +628,13 @@ class Clients:
 
     def _step_on_socket(self, connection, rng, session, number):  # noqa: ARG002
         """Append entries on a series of WebSockets, as OpenEnv's clients do, and sometimes repeat a message."""
-        sid = f"sid-{_new_id(rng)}" if session.reset and rng.random() < 0.3 else session.openenv
+        sid = f"sid-{_new_id(rng)}" if session.reset and rng.random() < 0.3 else session.openenv_id
         socket = Socket(self._ports, rng)
         with closing(socket):
-            if sid != session.openenv:
+            if sid != session.openenv_id:
                 reply = socket.insist("reset", session.reset, self._is_over, SOCKET + sid)
                 if reply["metadata"]["session_id"] != session.id:
-                    self.surprises.append(f"{session.id}: {session.reset} gave {reply}")
+                    self.unexpected_answers.append(f"{session.id}: {session.reset} gave {reply}")
                 self.counts["episodes in another session"] += 1
             for _ in range(rng.randrange(1, 4)):
                 kwargs, call_id = {"entry": self._entry()}, _new_id(rng)
@@ -611,73 +646,73 @@ class Clients:
                 call.answered = time.monotonic()
                 self.counts["steps on WebSockets"] += 1
                 if rng.random() < 0.2:
-                    again = socket.insist(*message)
-                    if again != call.envelope:
-                        self.surprises.append(f"{session.id}: {kwargs} was answered {call.envelope}, then {again}")
+                    second_answer = socket.insist(*message)
+                    if second_answer != call.envelope:
+                        self._report_second_answer(session, kwargs, call, second_answer)
         self.overloaded += socket.overloaded
 
     def _begin_on_socket(self, connection, rng, _session, _number):
-        """Begin an episode in a separate session, as OpenEnv's clients do. Repeating the message must create no other
-        session.
-        """
+        """Begin an episode in a new session, as OpenEnv's clients do. A repeated message mustn't create another one."""
         if len(self.sessions) >= MAX_SESSIONS:
             return
         name = f"episode-{_new_id(rng)}"
         socket = Socket(self._ports, rng)
         with closing(socket):
             reset = {"task": TASK, "episode_id": name}
-            begun = socket.insist("reset", reset, self._is_over, SOCKET + name)
+            answer = socket.insist("reset", reset, self._is_over, SOCKET + name)
         self.overloaded += socket.overloaded
-        session = self._only(connection, {"openenv-episode": name})
-        if begun["metadata"]["session_id"] != session["session_id"]:
-            self.surprises.append(f"{begun} isn't {session}")
-        self._add(session, task=True, openenv=name, reset=reset, labels={"openenv-episode": name})
+        session = self._find_session(connection, {"openenv-episode": name})
+        if answer["metadata"]["session_id"] != session["session_id"]:
+            self.unexpected_answers.append(f"{answer} isn't {session}")
+        self._add(session, task=True, openenv_id=name, reset=reset, labels={"openenv-episode": name})
         self.counts["episodes begun on WebSockets"] += 1
 
     def _begin_over_mcp(self, connection, rng, _session, _number):
-        """Begin a session as an MCP client does that knows one address. The repeated message must create no other
-        session.
+        """Begin a session as an MCP client does at the path of a task.
+
+        A repeated message mustn't create another session.
         """
         if len(self.sessions) >= MAX_SESSIONS:
             return
         name = f"client-{_new_id(rng)}"
-        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": name, "version": "1"}}
-        hello["_meta"] = {"toolpack-server/call_id": name}
-        connection.insist("initialize", hello, self._is_over, OWN_SESSION)
-        mcp = connection.mcp_session_id
-        session = self._only(connection, {"mcp": name})
-        if session["mcp_path"] != f"/mcp/{mcp}":
-            self.surprises.append(f"{name} has the session {mcp}, not {session}")
-        self._add(session, task=True, mcp=mcp, labels={"mcp": name})
+        params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": name, "version": "1"}}
+        params["_meta"] = {"toolpack-server/call_id": name}
+        connection.insist("initialize", params, self._is_over, OWN_SESSION)
+        mcp_id = connection.mcp_session_id
+        session = self._find_session(connection, {"mcp": name})
+        if session["mcp_path"] != f"/mcp/{mcp_id}":
+            self.unexpected_answers.append(f"{name} has the session {mcp_id}, not {session}")
+        self._add(session, task=True, mcp_id=mcp_id, labels={"mcp": name})
         self.counts["sessions begun over MCP"] += 1
 
-    def _only(self, connection, labels):
-        """Return the one session with these labels."""
+    def _find_session(self, connection, labels):
+        """Return the session with these labels. Report if it isn't the only one."""
         listed = connection.insist("list_sessions", {"labels": labels}, self._is_over)
         if len(listed) != 1:
-            self.surprises.append(f"{labels} must belong to one session: {listed}")
+            self.unexpected_answers.append(f"{labels} must belong to one session: {listed}")
         return listed[0]
 
-    def _leave(self, connection, rng, session, number):
-        """Let the agent of a session of MCP call, and end the session.
+    def _end_mcp_session(self, connection, rng, session, number):
+        """Call a function as the agent of an MCP session, then end the session.
 
-        The server evaluates it, as its agent has called something, and other clients may continue it.
+        The server evaluates the session, because its agent has called a function. Other clients may still use it.
         """
         self._call(connection, rng, session, number, by=AGENT)
         answers = [call.envelope for call in session.calls if call.by == AGENT and call.envelope is not None]
         if not all(map(is_unrecorded, answers)):
-            connection.leave(session.mcp)
+            connection.end_mcp_session(session.mcp_id)
             self.counts["sessions left over MCP"] += 1
 
     def _call_impatiently(self, connection, rng, session, number):
-        """Retry a call while the first attempt may still run."""
+        """Call with a short timeout, so that the retry meets the running first attempt."""
         self._call(connection, rng, session, number, first_seconds=rng.choice([0.001, 0.01, 0.1]))
 
     def _call_once(self, connection, rng, session, number):
-        """Send a call without a call_id, and therefore without retries."""
+        """Send a call without a `call_id`, and therefore without retries."""
         self._call(connection, rng, session, number, with_id=False)
 
     def _call_expecting(self, connection, rng, session, number):
+        """Call with the expected version of the session. The server refuses the call if the version has changed."""
         version = connection.insist("get_session", {"session_id": session.id}, self._is_over)["version"]
         kwargs = {"entry": self._entry()}
         call = Call(number, "append", kwargs, _new_id(rng), time.monotonic())
@@ -692,12 +727,13 @@ class Clients:
             call.refused = True
         self.counts["calls"] += 1
 
-    def _note(self, connection, rng, session, number):
-        """Record a message that only evaluators see."""
+    def _add_message(self, connection, rng, session, number):
+        """Add a message that only evaluators see to the session's record."""
         kwargs = {"role": rng.choice(["user", "assistant"]), "content": self._entry()}
-        self._tell(connection, rng, session, Call(number, "add_message", kwargs, None, time.monotonic()))
+        self._send_message(connection, rng, session, Call(number, "add_message", kwargs, None, time.monotonic()))
 
-    def _tell(self, connection, rng, session, call):
+    def _send_message(self, connection, rng, session, call):
+        """Send a message until it is answered, and sometimes once more."""
         call.call_id = _new_id(rng)
         session.calls.append(call)
         params, path = call.kwargs | {"call_id": call.call_id}, "/rpc"
@@ -712,43 +748,43 @@ class Clients:
             connection.insist(call.function, params, self._is_over, path)
 
     def _say(self, connection, rng, session, number):
-        """Send a message to another participant, who must receive it at once, unless a reset removed it."""
+        """Send a message to another participant. The participant must receive it at once, if no reset removed it."""
         by, other = rng.sample(list(session.paths), 2)
         kwargs = {"text": self._entry(), "to": rng.choice([None, other])}
         resets, was_settled = len(session.resets), session.is_settled
-        after = len(self._hear(connection, session, other, {"after": -1})) - 1
-        self._tell(connection, rng, session, Call(number, "say", kwargs, None, time.monotonic(), by))
-        texts = self._hear(connection, session, other, {"after": after})
+        after = len(self._receive(connection, session, other, {"after": -1})) - 1
+        self._send_message(connection, rng, session, Call(number, "say", kwargs, None, time.monotonic(), by))
+        texts = self._receive(connection, session, other, {"after": after})
         is_settled = was_settled and session.is_settled and len(session.resets) == resets
         if texts is not None and is_settled:
             self.counts["messages expected"] += 1
             if kwargs["text"] not in texts:
-                self.surprises.append(f"{session.id}: {other} has not received {kwargs}, which {by} has said")
+                self.unexpected_answers.append(f"{session.id}: {other} has not received {kwargs}, which {by} has said")
 
     def _listen(self, connection, rng, session, _number):
         """Wait until another participant says something."""
         by = rng.choice(list(session.paths))
-        after = rng.choice([-1, *[session.last.get(by, -1)] * 9])
-        self._hear(connection, session, by, {"after": after, "wait_seconds": rng.choice([0, 0.5, 2])})
+        after = rng.choice([-1, *[session.last_indexes.get(by, -1)] * 9])
+        self._receive(connection, session, by, {"after": after, "wait_seconds": rng.choice([0, 0.5, 2])})
 
-    def _hear(self, connection, session, by, params):
-        """Return the texts that a participant receives; None if a reset removed the messages that it knew."""
+    def _receive(self, connection, session, by, params):
+        """Return the texts that a participant receives, or None if a reset removed messages that it had received."""
         path, _ = session.paths[by]
         try:
             messages = connection.insist("listen", params, self._is_over, path)["messages"]
         except RefusedError as refused:
-            if refused.code != WRONG or "the session was reset" not in str(refused):
+            if refused.code != INVALID_PARAMS or "the session was reset" not in str(refused):
                 raise
-            session.last[by] = -1
+            session.last_indexes[by] = -1
             return None
         self.counts["messages heard"] += len(messages)
         if messages:
-            session.heard.append(Delivery(by, params["after"], messages))
-            session.last[by] = messages[-1]["index"]
+            session.deliveries.append(Delivery(by, params["after"], messages))
+            session.last_indexes[by] = messages[-1]["index"]
         return [message["content"] for message in messages]
 
-    def _view(self, connection, rng, session, _number):
-        version = self._some_version(connection, rng, session)
+    def _read_environment(self, connection, rng, session, _number):
+        version = self._choose_version(connection, rng, session)
         params = {"session_id": session.id, "version": version}
         try:
             environment = connection.insist("get_environment", params, self._is_over)
@@ -756,7 +792,7 @@ class Clients:
             if refused.code != NOT_RETAINED:
                 raise
             return
-        session.views.append((version, packed(environment)))
+        session.views.append((version, compress(environment)))
         self.counts["views"] += 1
 
     def _evaluate(self, connection, rng, session, _number):
@@ -765,12 +801,11 @@ class Clients:
             if rng.random() < 0.3:
                 verdict = connection.send("evaluate_session", params | {"record": True})
             else:
-                params["version"] = self._some_version(connection, rng, session)
+                params["version"] = self._choose_version(connection, rng, session)
                 verdict = connection.insist("evaluate_session", params, self._is_over)
         except RefusedError as refused:
-            killed = (
-                refused.code == FAILED and "ended its process (signal 9)" in refused.message
-            )  # the server was killed by a fault
+            # The evaluator fails if a fault kills its process.
+            killed = refused.code == FAILED and "ended its process (signal 9)" in refused.message
             if refused.code not in {NOT_RETAINED, OVERLOADED} and not killed:
                 raise
             return
@@ -780,7 +815,7 @@ class Clients:
     def _fork(self, connection, rng, session, _number):
         if len(self.sessions) >= MAX_SESSIONS:
             return
-        version = self._some_version(connection, rng, session)
+        version = self._choose_version(connection, rng, session)
         params = {"session_id": session.id, "version": version, "count": 2, "call_id": _new_id(rng)}
         fields = {name: getattr(session, name) for name in ("seed", "participants", "task", "labels")}
         try:
@@ -797,7 +832,7 @@ class Clients:
         self.counts["forks"] += 1
 
     def _reset(self, connection, rng, session, _number):
-        version = self._some_version(connection, rng, session)
+        version = self._choose_version(connection, rng, session)
         reset = [version, None]
         session.resets.append(reset)
         params = {"session_id": session.id, "version": version}
@@ -817,14 +852,14 @@ class Clients:
     def _reconnect(self, connection, _rng, _session, _number):
         connection.close()
 
-    def _some_version(self, connection, rng, session):
+    def _choose_version(self, connection, rng, session):
         version = connection.insist("get_session", {"session_id": session.id}, self._is_over)["version"]
         return rng.choice([0, version, max(0, version - rng.randrange(20))])
 
     def _entry(self):
         return f"entry {next(self._entries)}"
 
-    def _choice(self, rng):
+    def _choose_call(self, rng):
         entry = self._entry()
         added = {"$call": {"function": "add", "args": {"name": rng.choice("abc"), "amount": rng.randrange(9)}}}
         key = rng.choice(KEYS)
@@ -850,8 +885,8 @@ class Clients:
             (4, "find", {"key": key}),
             (3, "count", {"entry": entry}),
         ]
-        with suppress(IndexError):  # at first, make each choice once
-            return choices[self._first.pop() % len(choices)][1:]
+        with suppress(IndexError):  # each choice comes once at first
+            return choices[self._unused_choices.pop() % len(choices)][1:]
         return rng.choices(choices, [choice[0] for choice in choices])[0][1:]
 
 

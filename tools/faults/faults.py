@@ -1,6 +1,7 @@
-"""The faults, injected into processes and network connections while clients run, each with a check right after it.
+"""The faults, which are injected into processes and network connections while clients run.
 
-Every fault repairs its damage before it ends, so the next one starts with everything running.
+Each fault repairs its damage before it ends, so the next fault starts with everything running. Many faults also check
+that the server recovers in time.
 """
 
 import random
@@ -14,19 +15,19 @@ from toolpack_server.processes.supervisor import HANG_SECONDS, LOADING_SECONDS
 from tools.faults.clients import CRASHED, Connection, UnknownError
 from tools.faults.world import age, children, is_alive, send_signal, wait_until
 
-YOUNG_SECONDS = 20.0  # a worker may not serve before, on a busy machine
-TAKEOVER_SECONDS = 7.0  # in addition to the start of workers, which takes long on a busy machine
-LONG_SECONDS = 6.5  # longer than a lease, and than the maximum time between a worker's heartbeats
-REPLACED_SECONDS = 120
+YOUNG_SECONDS = 20.0  # age at which a worker serves for sure, even on a busy machine
+TAKEOVER_SECONDS = 7.0  # maximum wait for a dead worker's session, in addition to the start of workers
+LONG_OUTAGE_SECONDS = 6.5  # longer than a lease, and than the maximum time between two heartbeats of a worker
+REPLACEMENT_TIMEOUT_SECONDS = 120
 
 
 class Faults:
     """A thread that injects one fault after another.
 
     Attributes:
-        injected: The number of faults, by kind.
-        waits: For each killed call, the seconds that the next call on its session waited.
-        violations: Failed checks after a fault.
+        injected: The number of faults by kind.
+        waits: For each killed holder of a lease, the seconds that the session's next call waited.
+        violations: The failed checks after faults.
     """
 
     def __init__(self, world, seed):
@@ -57,7 +58,7 @@ class Faults:
                 self._mute_wire: 3,
                 self._cut_wire_long: 1,
                 self._pause_store: 1,
-                self._kill_worker_beside_cut_wire: 1,
+                self._kill_worker_during_outage: 1,
             }
 
     def start(self):
@@ -72,7 +73,7 @@ class Faults:
     def _run(self):
         bag = []
         while not self._stopped.wait(self._rng.uniform(0.2, 1.2)):
-            if not bag:  # each kind gets its share, even in a short run
+            if not bag:  # draw from a bag, so that each kind gets its share even in a short run
                 bag = [kind for kind, share in self._kinds.items() for _ in range(share)]
                 self._rng.shuffle(bag)
             fault = bag.pop()
@@ -84,6 +85,7 @@ class Faults:
             self.injected[fault.__name__.strip("_").replace("_", " ")] += 1
 
     def _repair(self):
+        """Start servers that have ended, and resume paused processes, after a fault that failed."""
         for server in self._world.servers:
             if server.process.poll() is not None:
                 server.start()
@@ -98,7 +100,7 @@ class Faults:
         pid = self._worker(server)
         send_signal(pid, signal.SIGKILL)
         wait_until(lambda: not is_alive(pid), 5, "the end of a killed worker")
-        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a killed one")
+        wait_until(server.is_up, REPLACEMENT_TIMEOUT_SECONDS, "a new worker for a killed one")
 
     def _kill_executor(self, server):
         executors = [pid for zygote in children(self._worker(server)) for pid in children(zygote)]
@@ -106,44 +108,47 @@ class Faults:
             send_signal(self._rng.choice(executors), signal.SIGKILL)
 
     def _kill_zygote(self, server):
-        """Kill the process that executors are forked from. The executors end with it; the worker may end too and be
-        replaced.
-        """
+        """Kill the zygote, the process that forks executors. Its executors end, and the worker may be replaced, too."""
         zygotes = children(self._worker(server))
         for pid in zygotes:
             send_signal(pid, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, zygotes)), 5, "the end of a killed zygote")
-        wait_until(server.is_up, REPLACED_SECONDS, "a new zygote for a killed one")
+        wait_until(server.is_up, REPLACEMENT_TIMEOUT_SECONDS, "a new zygote for a killed one")
 
     def _kill_lease_holder(self, server):
-        """Kill the worker that runs a call, and measure how long the next call waits."""
+        """Kill the workers while one runs a call, and measure how long the session's next call waits."""
         session = {"session_id": self._probe.insist("create_session", {}, time.monotonic() + 30)["session_id"]}
         slow = Connection([server.port], self._rng)
-        lost = {"function": "append_slowly", "kwargs": {"entry": "lost", "seconds": 20}} | session
+        slow_call = {"function": "append_slowly", "kwargs": {"entry": "lost", "seconds": 20}} | session
         with suppress(UnknownError):
-            slow.send("run_function", lost, seconds=1)
+            slow.send("run_function", slow_call, seconds=1)
         for pid in server.workers():
             send_signal(pid, signal.SIGKILL)
-        killed, up = time.monotonic(), []
-        watch = threading.Thread(target=lambda: (self._wait_for(server), up.append(time.monotonic())), daemon=True)
-        watch.start()
+        killed, up_times = time.monotonic(), []
+
+        def note_start():
+            self._wait_for(server)
+            up_times.append(time.monotonic())
+
+        watcher = threading.Thread(target=note_start, daemon=True)
+        watcher.start()
         call = {"function": "append", "kwargs": {"entry": "next"}, "call_id": "next"} | session
-        envelope = self._probe.insist("run_function", call, killed + REPLACED_SECONDS)
+        envelope = self._probe.insist("run_function", call, killed + REPLACEMENT_TIMEOUT_SECONDS)
         self.waits.append(time.monotonic() - killed)
         if not envelope["result"] or envelope["result"]["length"] != 1:
             self.violations.append(f"the call after a killed one on its session gave {envelope}")
-        took = up[0] - killed if up else self.waits[-1]
-        if self.waits[-1] > took + TAKEOVER_SECONDS:
+        start_seconds = up_times[0] - killed if up_times else self.waits[-1]
+        if self.waits[-1] > start_seconds + TAKEOVER_SECONDS:
             self.violations.append(f"the call after a killed one on its session waited {self.waits[-1]:.1f} s")
-        watch.join()
+        watcher.join()
         self._wait_for(server)
 
     @staticmethod
     def _wait_for(server):
-        wait_until(server.is_up, REPLACED_SECONDS, "new workers for killed ones")
+        wait_until(server.is_up, REPLACEMENT_TIMEOUT_SECONDS, "new workers for killed ones")
 
     def _hog_worker(self, server):
-        """Run a function that blocks the whole process, which must be killed."""
+        """Run a function that blocks its whole process. The supervisor must replace the worker."""
         if self._world.isolated:
             self._hog_executor()
             return
@@ -154,11 +159,12 @@ class Faults:
         with suppress(UnknownError):
             hog.send("run_function", call, session["agent_path"], 0.5)
         # The supervisor counts the worker's processor time, and a busy machine gives it little.
-        wait_until(lambda: before - set(server.workers()), REPLACED_SECONDS, "the end of a worker that computes in C")
-        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for one that computed in C")
+        is_killed = "the end of a worker that computes in C"
+        wait_until(lambda: before - set(server.workers()), REPLACEMENT_TIMEOUT_SECONDS, is_killed)
+        wait_until(server.is_up, REPLACEMENT_TIMEOUT_SECONDS, "a new worker for a worker that computed in C")
 
     def _hog_executor(self):
-        """Run a function that blocks its executor, which must end at the function's deadline."""
+        """Run a function that blocks its executor. The executor must end at the function's deadline."""
         session = self._probe.insist("create_session", {}, time.monotonic() + 30)
         call = {"function": "append_and_hog", "kwargs": {"entry": "lost"}, "call_id": "hog", "timeout_seconds": 0.5}
         envelope = self._probe.insist("run_function", call, time.monotonic() + 30, session["agent_path"])
@@ -177,15 +183,15 @@ class Faults:
 
     def _pause_worker_long(self, server):
         pid = self._worker(server)
-        # A worker that still imports toolpacks gets more time, because an import may hold the GIL.
-        patience = HANG_SECONDS if age(pid) > YOUNG_SECONDS else LOADING_SECONDS
+        # The supervisor gives a worker that still imports toolpacks more time, because an import may hold the GIL.
+        timeout = HANG_SECONDS if age(pid) > YOUNG_SECONDS else LOADING_SECONDS
         send_signal(pid, signal.SIGSTOP)
-        wait_until(lambda: not is_alive(pid), patience + 3, "the end of a paused worker")
-        wait_until(server.is_up, REPLACED_SECONDS, "a new worker for a paused one")
+        wait_until(lambda: not is_alive(pid), timeout + 3, "the end of a paused worker")
+        wait_until(server.is_up, REPLACEMENT_TIMEOUT_SECONDS, "a new worker for a paused one")
 
     def _pause_worker_and_supervisor(self, server):
-        """Pause a worker, but don't kill it. It resumes when others have its leases."""
-        self._pause([server.process.pid, self._worker(server)], LONG_SECONDS)
+        """Pause a worker so long that other workers take its leases. The paused supervisor can't replace it."""
+        self._pause([server.process.pid, self._worker(server)], LONG_OUTAGE_SECONDS)
 
     def _kill_server(self, server):
         server.kill()
@@ -211,23 +217,23 @@ class Faults:
         self._cut(self._world.wires, self._rng.uniform(0, 2))
 
     def _cut_wire_long(self, _server):
-        self._cut([self._rng.choice(self._world.wires)], LONG_SECONDS)
+        self._cut([self._rng.choice(self._world.wires)], LONG_OUTAGE_SECONDS)
 
     def _mute_wire(self, _server):
-        """Let commits arrive, but not their confirmations."""
+        """Let commits reach the store, but hold back their confirmations. Then cut the connection."""
         wire = self._rng.choice(self._world.wires)
         wire.mute()
         time.sleep(self._rng.uniform(0.05, 1))
-        self._cut([wire], self._rng.choice([0, 0.5, LONG_SECONDS]))
+        self._cut([wire], self._rng.choice([0, 0.5, LONG_OUTAGE_SECONDS]))
 
     def _pause_store(self, _server):
-        self._pause(self._world.store_processes(), self._rng.choice([0.5, 3, LONG_SECONDS]))
+        self._pause(self._world.store_processes(), self._rng.choice([0.5, 3, LONG_OUTAGE_SECONDS]))
 
-    def _kill_worker_beside_cut_wire(self, server):
+    def _kill_worker_during_outage(self, server):
         """Check that a worker can start while the store can't be reached."""
         wire = self._world.wires[self._world.servers.index(server)]
         wire.cut()
         send_signal(self._worker(server), signal.SIGKILL)
-        time.sleep(LONG_SECONDS)
+        time.sleep(LONG_OUTAGE_SECONDS)
         wire.restore()
-        wait_until(server.is_up, REPLACED_SECONDS, "a new worker once the store is back")
+        wait_until(server.is_up, REPLACEMENT_TIMEOUT_SECONDS, "a new worker once the store is back")

@@ -1,7 +1,7 @@
-"""Thousands of waiting calls: their worker is killed, or pauses while a quick function is called beside them.
+"""Test of many waiting calls: none may be lost if their worker is killed, and they mustn't delay quick calls.
 
-    python -m tools.faults.waits killed --calls 10000
-    python -m tools.faults.waits sleepers --rounds 20
+    python -m tools.faults.waits killed --calls 10000       kill the worker while calls wait
+    python -m tools.faults.waits sleepers --rounds 20       pause the worker while calls sleep, and measure quick calls
 
 Exit status 1 means that a guarantee was violated; the details are printed.
 """
@@ -24,15 +24,15 @@ import click
 from tools.faults.world import Server, wait_until
 
 PACKS = Path(__file__).parents[1] / "benchmarks" / "packs"
-AT_ONCE, CHECKED_AT_ONCE = 500, 2000  # maximum number of connections being opened, and of sessions being checked
+MAX_OPENING, MAX_CHECKING = 500, 2000  # maximum number of connections that are opened at once, and of checks at once
 ACKNOWLEDGED = 0.3  # share of the calls that are acknowledged before the kill
-STOP_SECONDS, STOPS_A_ROUND = 0.06, 3
-QUICK_SECONDS = 0.01  # pause between two calls of the quick function
-P99_FACTOR, P99_MORE_SECONDS = 3.0, 0.05
+PAUSE_SECONDS, PAUSES_PER_ROUND = 0.06, 3
+QUICK_PAUSE_SECONDS = 0.01  # pause between two calls of the quick function
+P99_FACTOR, P99_MARGIN_SECONDS = 3.0, 0.05  # maximum p99 beside sleepers: the p99 without them, times 3, plus 50 ms
 
 
 class Connection:
-    """A connection with one request at a time. It implements little of HTTP, to use little processor time."""
+    """A connection with one request at a time. Implements only a little of HTTP, to use little processor time."""
 
     def __init__(self, port):
         self.port = port
@@ -65,22 +65,27 @@ class Connection:
 
 
 async def create(port, count):
-    async def some(number):
+    """Create sessions on 50 connections, and return their ids."""
+
+    async def create_share(number):
         async with Connection(port) as connection:
             created = [await connection.rpc("create_session", toolpacks=["waiter"]) for _ in range(number)]
         return [session["session_id"] for session in created]
 
     share = -(-count // 50)
-    batches = await asyncio.gather(*(some(share) for _ in range(50)))
-    return [session_id for some_ids in batches for session_id in some_ids][:count]
+    batches = await asyncio.gather(*(create_share(share) for _ in range(50)))
+    return [session_id for batch in batches for session_id in batch][:count]
 
 
 async def kill_amid_waits(server, count):
-    """Kill the worker while calls wait. Return the violations, and the number of calls acknowledged before the kill."""
+    """Kill the worker while calls wait. Return the violations, and the number of calls acknowledged before the kill.
+
+    A repeated call with the same `call_id` must then return the result of the only run.
+    """
     sessions = await create(server.port, count)
-    acknowledged, opening = {}, asyncio.Semaphore(AT_ONCE)
+    acknowledged, opening = {}, asyncio.Semaphore(MAX_OPENING)
     seconds = {session_id: random.uniform(1, 10) for session_id in sessions}
-    enough = asyncio.Event()
+    kill_now = asyncio.Event()
 
     async def wait(session_id):
         connection = Connection(server.port)
@@ -90,16 +95,16 @@ async def kill_amid_waits(server, count):
             acknowledged[session_id] = await connection.call(session_id, "wait", "one", seconds=seconds[session_id])
             connection.writer.close()
             if len(acknowledged) >= ACKNOWLEDGED * count:
-                enough.set()
+                kill_now.set()
 
     waiting = [asyncio.create_task(wait(session_id)) for session_id in sessions]
     worker = server.workers()[0]
     async with asyncio.timeout(300):
-        await enough.wait()
+        await kill_now.wait()
     os.kill(worker, signal.SIGKILL)
     await asyncio.gather(*waiting)
     await asyncio.to_thread(wait_until, lambda: worker not in server.workers() and server.is_up(), 60, "a new worker")
-    problems, checking = [], asyncio.Semaphore(CHECKED_AT_ONCE)
+    problems, checking = [], asyncio.Semaphore(MAX_CHECKING)
 
     async def check(session_id):
         async with checking, Connection(server.port) as connection:
@@ -109,10 +114,10 @@ async def kill_amid_waits(server, count):
                     problems.append(f"{session_id}: the call was acknowledged, but the trace is {trace}")
                 if len(trace) > 1:
                     problems.append(f"{session_id}: one call was sent, but the trace is {trace}")
-                again = await connection.call(session_id, "wait", "one", seconds=seconds[session_id])
-                after = await connection.call(session_id, "quick")
-                if (again, after) != (1, 2):
-                    problems.append(f"{session_id}: the repeated call gives {again}, the next one {after}")
+                repeated = await connection.call(session_id, "wait", "one", seconds=seconds[session_id])
+                next_result = await connection.call(session_id, "quick")
+                if (repeated, next_result) != (1, 2):
+                    problems.append(f"{session_id}: the repeated call gives {repeated}, the next one {next_result}")
             except (OSError, EOFError, RuntimeError) as error:
                 problems.append(f"{session_id}: {error!r}")
 
@@ -121,39 +126,39 @@ async def kill_amid_waits(server, count):
 
 
 async def measure_quick_calls(server, sessions, seconds, stop):
-    """Let calls sleep beside a quick function. Return the durations of the quick calls, sorted."""
+    """Call a quick function while other calls sleep. Return the durations of the quick calls, sorted."""
     process = server.workers()[0]
-    took, over = [], asyncio.Event()
+    durations, finished = [], asyncio.Event()
 
     async def sleep(session_id):
         async with Connection(server.port) as connection:
-            with contextlib.suppress(RuntimeError):  # executors run few calls at a time, and the last ones don't start
+            with contextlib.suppress(RuntimeError):  # executors run only a few calls at once, and refuse the last calls
                 await connection.call(session_id, "sleep", seconds=seconds)
 
-    async def hiccups():
-        for _ in range(STOPS_A_ROUND if stop else 0):
-            await asyncio.sleep(random.uniform(0, seconds / STOPS_A_ROUND))
+    async def pause_worker():
+        for _ in range(PAUSES_PER_ROUND if stop else 0):
+            await asyncio.sleep(random.uniform(0, seconds / PAUSES_PER_ROUND))
             os.kill(process, signal.SIGSTOP)
-            await asyncio.sleep(STOP_SECONDS)
+            await asyncio.sleep(PAUSE_SECONDS)
             os.kill(process, signal.SIGCONT)
 
     async def quick():
         async with Connection(server.port) as connection:
-            while not over.is_set():
+            while not finished.is_set():
                 began = time.perf_counter()
                 await connection.call(sessions[0], "quick")
-                took.append(time.perf_counter() - began)
-                await asyncio.sleep(QUICK_SECONDS)
+                durations.append(time.perf_counter() - began)
+                await asyncio.sleep(QUICK_PAUSE_SECONDS)
 
     quick_calls = asyncio.create_task(quick())
     sleepers = [asyncio.create_task(sleep(session_id)) for session_id in sessions[1:]]
-    stops = asyncio.create_task(hiccups())
+    stops = asyncio.create_task(pause_worker())
     await asyncio.sleep(seconds)
     await stops
-    over.set()
+    finished.set()
     await quick_calls
     await asyncio.gather(*sleepers)
-    return sorted(took)
+    return sorted(durations)
 
 
 def p99(times):
@@ -175,13 +180,13 @@ def stop(server):
 
 @click.group()
 def main():
-    """Check that waiting calls are neither lost nor delay others."""
+    """Check that waiting calls aren't lost, and don't delay other calls."""
 
 
 @main.command()
 @click.option("--calls", default=10_000, show_default=True, help="Number of waiting calls, each in a separate session.")
 def killed(calls):
-    """Kill the worker (SIGKILL) while calls wait. No acknowledged call may be lost, and none may run twice."""
+    """Kill the worker (SIGKILL) while calls wait. No acknowledged call may be lost, and no call may run twice."""
     with tempfile.TemporaryDirectory(prefix="toolpack-waits-") as folder:
         server = serve(folder, max_connections=2 * calls, max_waiting=2 * calls, max_sessions=2 * calls)
         try:
@@ -198,9 +203,15 @@ def killed(calls):
 @click.option("--rounds", default=20, show_default=True, help="Number of rounds for each isolation.")
 @click.option("--sleepers", default=400, show_default=True, help="Number of sleeping calls in each round.")
 @click.option("--seconds", default=8.0, show_default=True, help="Duration of their sleep.")
-@click.option("--isolation", "isolations", multiple=True, type=click.Choice(["thread", "process"]))
+@click.option(
+    "--isolation",
+    "isolations",
+    multiple=True,
+    type=click.Choice(["thread", "process"]),
+    help="Isolation to test.  [default: both]",
+)
 def sleepers(rounds, sleepers, seconds, isolations):
-    """Pause the worker for 60 ms at times while calls sleep. A quick function must never wait behind them."""
+    """Pause the worker for 60 ms at times while calls sleep. A quick function must never wait behind these calls."""
     late = Counter()
     for isolation in isolations or ("thread", "process"):
         with tempfile.TemporaryDirectory(prefix="toolpack-waits-") as folder:
@@ -211,7 +222,7 @@ def sleepers(rounds, sleepers, seconds, isolations):
                 for number in range(rounds):
                     quiet = p99(asyncio.run(measure_quick_calls(server, sessions[:1], 2, stop=True)))
                     beside = p99(asyncio.run(measure_quick_calls(server, sessions, seconds, stop=True)))
-                    allowed = P99_FACTOR * quiet + P99_MORE_SECONDS
+                    allowed = P99_FACTOR * quiet + P99_MARGIN_SECONDS
                     late[isolation] += beside > allowed
                     times = f"p99 {beside * 1000:.0f} ms, quiet {quiet * 1000:.0f} ms, allowed {allowed * 1000:.0f} ms"
                     click.echo(f"{isolation} {number + 1}: {times}{' LATE' if beside > allowed else ''}")

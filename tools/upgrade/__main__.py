@@ -1,11 +1,11 @@
-"""Upgrade of a running pair of servers on one store under load: no data may be lost, changed or written twice.
+"""Test of an upgrade of two running servers on one store: no data may be lost, changed or written twice.
 
-    python -m tools.upgrade                    from the last release; does nothing while there is no older one
-    python -m tools.upgrade --from REF --back  from a commit, or from a wheel, and back again
+    python -m tools.upgrade                    from the last release; does nothing if there is no older release
+    python -m tools.upgrade --from REF --back  from a commit or a wheel, and back again
     python -m tools.upgrade --store postgres   on Postgres
 
-Two servers of the older version begin. One is replaced after a stop and then the other after kill -9, while clients
-call functions on both and workers are killed. Exit status 1 means that a check failed.
+The test starts two servers of the older version. While clients call functions on both servers and workers are killed,
+it replaces one server after a stop, and then the other after kill -9. Exit status 1 means that a check failed.
 
 The older version runs with the packages of this environment, so its dependencies must be the same.
 """
@@ -35,18 +35,20 @@ from tools.upgrade.scenarios import PACKS, SCENARIOS, BrokenError
 
 REPOSITORY = Path(os.environ.get("REPOSITORY", ROOT))
 OLD, NEW = "old", "new"
-UP, BACK = ((OLD, OLD), (NEW, OLD), (NEW, NEW)), ((OLD, NEW), (OLD, OLD))
-CLIENTS, SESSIONS = 6, 8  # clients and sessions of the crowd in each stage; sessions of earlier stages continue
+# The versions of both servers in each stage.
+UPGRADE_STAGES, DOWNGRADE_STAGES = ((OLD, OLD), (NEW, OLD), (NEW, NEW)), ((OLD, NEW), (OLD, OLD))
+CLIENTS, SESSIONS = 6, 8  # clients and new sessions in each stage; clients also use the sessions of earlier stages
 ROUNDS = 2  # rounds of each scenario in each stage
-ANSWER_SECONDS = 60.0
+ANSWER_TIMEOUT_SECONDS = 60.0
 MAX_PRINTED = 20
-UP_SECONDS = 40.0
-WAITS = (0.5, 3.0)  # durations of calls that wait while a server is replaced
-COMPARED = 30  # maximum number of the crowd's sessions to read from both servers
+START_TIMEOUT_SECONDS = 40.0
+WAIT_SECONDS = (0.5, 3.0)  # durations of calls that wait while a server is replaced
+MAX_COMPARED = 30  # maximum number of the clients' sessions to read from both servers
 
 
 def git(*words):
-    # The repository may belong to another user, for example in a container.
+    """Run a git command in the repository, and return its process."""
+    # git refuses a repository of another user, for example in a container, unless it is declared safe.
     command = ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), *words]
     return subprocess.run(command, capture_output=True, check=False)
 
@@ -68,22 +70,23 @@ def unpack(source, folder):
             f"{source!r} is neither a wheel nor a commit of this repository: {archive.stderr.decode().strip()}"
         )
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-    # Use the wheel's layout: the package at the top, with the features, which are found before this environment's.
+    # Use the layout of a wheel: the package and its metadata at the top. Then the features are found here first.
     (folder / "server" / "toolpack_server").rename(folder / "toolpack_server")
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    about = folder / "toolpack_server-0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toolpack-server\nVersion: 0\n", encoding="utf-8")
+    metadata_folder = folder / "toolpack_server-0.dist-info"
+    metadata_folder.mkdir()
+    metadata = "Metadata-Version: 2.1\nName: toolpack-server\nVersion: 0\n"
+    (metadata_folder / "METADATA").write_text(metadata, encoding="utf-8")
     groups = project.get("entry-points", {}).items()
     lines = [line for group, points in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))]
-    (about / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    (metadata_folder / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
 class Fleet:
-    """Two servers on one store. Their code can be replaced.
+    """Two servers on one store, which can be replaced by servers of another version.
 
     Attributes:
-        codes: The folders of both versions.
+        codes: The folder of the code, by version.
         servers: The servers.
     """
 
@@ -101,9 +104,9 @@ class Fleet:
         return [server.port for server in self.servers]
 
     def ask(self, method, at="/rpc", **params):
-        """Send a request to the next server, and to the others in turn, until it is answered."""
-        give_up = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < give_up:
+        """Send a request to the servers in turn until one answers. The next request starts at the next server."""
+        deadline = time.monotonic() + ANSWER_TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
             try:
                 return self._connections[next(self._turns)].send(method, params, at)
             except UnknownError as unknown:
@@ -113,10 +116,10 @@ class Fleet:
                     raise BrokenError(f"{method} {params}: {refused}") from refused
                 reason = refused
             time.sleep(0.05)
-        raise BrokenError(f"{method} {params}: not answered within {ANSWER_SECONDS:g} s: {reason}")
+        raise BrokenError(f"{method} {params}: not answered within {ANSWER_TIMEOUT_SECONDS:g} s: {reason}")
 
-    def become(self, versions):
-        """Replace the servers that have other versions: the first after a stop, the second after kill -9."""
+    def replace_servers(self, versions):
+        """Replace the servers that don't have these versions: the first after a stop, the second after kill -9."""
         for number, (server, version) in enumerate(zip(self.servers, versions, strict=True)):
             code = self.codes[version]
             if server.process is not None and server.code == code:
@@ -129,33 +132,33 @@ class Fleet:
     def kill_workers(self):
         """Kill a worker of each server. The supervisors start others."""
         for server in self.servers:
-            wait_until(server.workers, UP_SECONDS, "a worker")
+            wait_until(server.workers, START_TIMEOUT_SECONDS, "a worker")
             send_signal(self._rng.choice(server.workers()), 9)
 
     def wait_until_up(self):
         for server in self.servers:
-            wait_until(server.is_up, UP_SECONDS, "a new worker")
+            wait_until(server.is_up, START_TIMEOUT_SECONDS, "a new worker")
 
     def read(self, number, method, **params):
-        """Send a request to one server."""
-        return self._connections[number].insist(method, params, time.monotonic() + ANSWER_SECONDS)
+        """Send a request to the server with this number."""
+        return self._connections[number].insist(method, params, time.monotonic() + ANSWER_TIMEOUT_SECONDS)
 
     def end(self):
         for server in self.servers:
             server.end()
 
 
-def common(one, other):
-    """Return the members of a value that another value has too; a newer version may add members to answers."""
+def shared_members(one, other):
+    """Return a JSON value with only the members that another value has, too. A newer version may add members."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return {name: common(value, other[name]) for name, value in one.items() if name in other}
+        return {name: shared_members(value, other[name]) for name, value in one.items() if name in other}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [common(*pair) for pair in zip(one, other, strict=True)]
+        return [shared_members(*pair) for pair in zip(one, other, strict=True)]
     return one
 
 
 def differences(fleet, session_ids):
-    """Read sessions from both servers, and return the differences."""
+    """Read sessions from both servers, and yield the differences."""
     for session_id in session_ids:
         for method, params in (
             ("get_session", {}),
@@ -171,13 +174,13 @@ def differences(fleet, session_ids):
             if method == "get_session":
                 one, other = ({**each, "expires_at": None} for each in (one, other))
             if method != "get_environment":
-                one, other = common(one, other), common(other, one)
+                one, other = shared_members(one, other), shared_members(other, one)
             if one != other:
                 yield f"{method} of {session_id} differs: {one}, and {other}"
 
 
-class Waiting:
-    """Calls that wait while servers are replaced."""
+class WaitingCalls:
+    """Calls of a slow function that wait while servers are replaced. Each must run once."""
 
     def __init__(self, fleet):
         self._fleet = fleet
@@ -186,7 +189,7 @@ class Waiting:
         self._numbers = itertools.count()
 
     def send(self):
-        for seconds in WAITS:
+        for seconds in WAIT_SECONDS:
             text = f"waiting {next(self._numbers)}"
             self._sent.append(text)
             self._threads.append(threading.Thread(target=self._wait, args=(text, seconds), daemon=True))
@@ -196,12 +199,14 @@ class Waiting:
         connection = Connection(self._fleet.ports, random.Random(text))
         call = {"function": "note_later", "kwargs": {"text": text, "seconds": seconds}, "call_id": text}
         try:
-            connection.insist("run_function", {"session_id": self._session, **call}, time.monotonic() + ANSWER_SECONDS)
+            deadline = time.monotonic() + ANSWER_TIMEOUT_SECONDS
+            connection.insist("run_function", {"session_id": self._session, **call}, deadline)
         except (UnknownError, RefusedError) as error:
             self._problems.append(f"{text}: {error}")
         connection.close()
 
-    def problems_at_end(self):
+    def find_problems(self):
+        """Wait for all calls, and return the calls that failed, were lost or ran twice."""
         for thread in self._threads:
             thread.join()
         notes = self._fleet.ask("run_function", session_id=self._session, function="read_notes")["result"]
@@ -211,9 +216,10 @@ class Waiting:
 
 
 class Upgrade:
-    """One run through all stages.
+    """A run of the test through all stages.
 
     Attributes:
+        fleet: The servers.
         problems: The failed checks.
     """
 
@@ -225,32 +231,32 @@ class Upgrade:
         self.problems = []
         self.fleet = Fleet(codes, folder, url, workers, packs, random.Random(seed))
         self._seed = seed
-        self._sessions = {}  # of the crowd
+        self._sessions = {}  # the clients' sessions
         self._unanswered_forks = 0
 
     def begin(self):
         """Start two servers of the older version, and create the scenarios' sessions."""
-        self.fleet.become((OLD, OLD))
+        self.fleet.replace_servers((OLD, OLD))
         self._scenarios = [kind(self.fleet.ask) for kind in SCENARIOS]
-        self._waiting = Waiting(self.fleet)
+        self._waiting_calls = WaitingCalls(self.fleet)
         for scenario in self._scenarios:
             scenario.begin()
 
-    def stage(self, place, versions, seconds):
+    def stage(self, stage_number, versions, seconds):
         """Change the servers to these versions under load, and continue for a while."""
         stage = "/".join(versions)
-        crowd = Clients(self.fleet.ports, CLIENTS, SESSIONS, f"{self._seed}/{place}")
-        crowd._entries = itertools.count(place * 10**6)
+        crowd = Clients(self.fleet.ports, CLIENTS, SESSIONS, f"{self._seed}/{stage_number}")
+        crowd._entries = itertools.count(stage_number * 10**6)  # entries of different stages must differ
         crowd.sessions = self._sessions = {**self._sessions, **crowd.sessions}
         began = time.monotonic()
         crowd.start()
-        self._waiting.send()
-        self.fleet.become(versions)
+        self._waiting_calls.send()
+        self.fleet.replace_servers(versions)
         for number in range(ROUNDS):
             self.fleet.kill_workers()
             for scenario in [*self._scenarios]:
                 try:
-                    scenario.round(place * ROUNDS + number)
+                    scenario.round(stage_number * ROUNDS + number)
                 except BrokenError as broken:
                     self.problems.append(f"{stage}: {type(scenario).__name__}: {broken}")
                     self._scenarios.remove(scenario)
@@ -258,50 +264,52 @@ class Upgrade:
         self.fleet.wait_until_up()
         crowd.stop()
         self._unanswered_forks += crowd.counts["forks without an answer"]
-        self.problems += [f"{stage}: {surprise}" for surprise in crowd.surprises]
-        compared = [each for scenario in self._scenarios for each in scenario.sessions] + [*self._sessions][:COMPARED]
-        self.problems += [f"{stage}: {each}" for each in differences(self.fleet, compared)]
+        self.problems += [f"{stage}: {surprise}" for surprise in crowd.unexpected_answers]
+        session_ids = [each for scenario in self._scenarios for each in scenario.sessions]
+        session_ids += [*self._sessions][:MAX_COMPARED]
+        self.problems += [f"{stage}: {each}" for each in differences(self.fleet, session_ids)]
         counts = f"{crowd.counts['calls']} calls, {crowd.counts['forks']} forks, {crowd.counts['resets']} resets"
-        click.echo(f"{stage}: {counts}, {len(compared)} sessions read from both")
+        click.echo(f"{stage}: {counts}, {len(session_ids)} sessions read from both")
 
     def check(self):
-        """Check totals and order with the traces of all sessions, and check that the servers stop."""
-        self.problems += self._waiting.problems_at_end()
+        """Check all sessions with a replay of their traces, and check that the servers stop without an error."""
+        self.problems += self._waiting_calls.find_problems()
 
         def send(method, params, path="/rpc"):
             return self.fleet.ask(method, at=path, **params)
 
         problems = check_all(send, self._sessions, self._unanswered_forks, isolated=False)
-        self.problems += [f"{session_id}: {each}" for session_id, some in problems.items() for each in some]
+        for session_id, session_problems in problems.items():
+            self.problems += [f"{session_id}: {each}" for each in session_problems]
         for server in self.fleet.servers:
             status = server.stop()
             if status:
                 self.problems.append(f"a stopped server ended with status {status}")
             if "Traceback" in server.log():
-                self.problems.append("there is a traceback in a server's log: see --logs")
+                self.problems.append("a server's log has a traceback: print the logs with --logs")
 
 
 @contextlib.contextmanager
-def on_redis(folder):
+def redis_url(folder):
     with start_redis(folder) as (url, _):
         yield url
 
 
 @contextlib.contextmanager
-def on_postgres(_folder):
+def postgres_url(_folder):
     with start_postgres() as server:
         yield server.url
 
 
-STORES = {"redis": on_redis, "postgres": on_postgres}
+STORES = {"redis": redis_url, "postgres": postgres_url}
 
 
 @click.command()
 @click.option("--from", "source", help="The older version: a commit or tag, or a wheel.  [default: the last release]")
-@click.option("--back", is_flag=True, help="Go back to the older version, too.")
+@click.option("--back", is_flag=True, help="Go back to the older version at the end.")
 @click.option("--seconds", default=8.0, show_default=True, help="Minimum duration of each stage.")
 @click.option("--workers", default=2, show_default=True, help="Number of workers of each server.")
-@click.option("--store", type=click.Choice([*STORES]), default="redis", show_default=True, help="What they share.")
+@click.option("--store", type=click.Choice([*STORES]), default="redis", show_default=True, help="Store of the servers.")
 @click.option("--seed", type=int, help="Seed of the clients' choices; their timing may differ.")
 @click.option("--logs", is_flag=True, help="Print the servers' logs.")
 def main(source, back, seconds, workers, store, seed, logs):
@@ -322,8 +330,8 @@ def main(source, back, seconds, workers, store, seed, logs):
             upgrade = Upgrade(codes, folder, url, workers, seed)
             try:
                 upgrade.begin()
-                for place, versions in enumerate(UP + (BACK if back else ())):
-                    upgrade.stage(place, versions, seconds)
+                for stage_number, versions in enumerate(UPGRADE_STAGES + (DOWNGRADE_STAGES if back else ())):
+                    upgrade.stage(stage_number, versions, seconds)
                 upgrade.check()
             except BrokenError as broken:
                 upgrade.problems.append(str(broken))

@@ -1,6 +1,7 @@
-"""The scenarios that clients play while servers are replaced; each checks its exact outcome.
+"""The scenarios of the upgrade test. Each uses some features while servers are replaced, and checks every answer.
 
-Each request goes to another server than the one before, and has a `call_id` if it changes something.
+Two consecutive requests go to different servers. A request that changes something has a `call_id`, so it can be
+repeated.
 """
 
 from pathlib import Path
@@ -13,16 +14,17 @@ class BrokenError(Exception):
 
 
 def expect(value, expected, what):
+    """Raise a `BrokenError` if a value isn't the expected one."""
     if value != expected:
-        raise BrokenError(f"{what}: {value!r}, and not {expected!r}")
+        raise BrokenError(f"{what}: {value!r}, but {expected!r} was expected")
 
 
 class Scenario:
-    """A scenario in rounds. Each round may meet other servers than the one before.
+    """A scenario in rounds. Each round may run on other versions of the servers than the previous round.
 
     Attributes:
-        pack: The toolpack that it uses.
-        sessions: The ids of its sessions, which all servers must read in the same way.
+        pack: The toolpack of the scenario.
+        sessions: The ids of the scenario's sessions. All servers must return the same data for them.
     """
 
     pack = "errands"
@@ -33,20 +35,21 @@ class Scenario:
         self._ids = 0
 
     def id(self):
+        """Return a new `call_id`."""
         self._ids += 1
         return f"{type(self).__name__}-{self._ids}"
 
     def create(self, **params):
-        """Create a session, then repeat the request at another server."""
+        """Create a session, then repeat the request on the other server, which must return the same session."""
         params |= {"call_id": self.id()}
         session = self.ask("create_session", **params)
-        again = self.ask("create_session", **params)
-        expect(again["session_id"], session["session_id"], "a session of a repeated request")
+        second_answer = self.ask("create_session", **params)
+        expect(second_answer["session_id"], session["session_id"], "a session of a repeated request")
         self.sessions.append(session["session_id"])
         return session
 
     def call(self, session, function, *, at_agents=False, **kwargs):
-        """Call a function, then repeat the call at another server."""
+        """Call a function, then repeat the call on the other server, which must return the same answer."""
         params = {"function": function, "kwargs": kwargs, "call_id": self.id()}
         params |= {"at": session["agent_path"]} if at_agents else {"session_id": session["session_id"]}
         envelope = self.ask("run_function", **params)
@@ -84,7 +87,7 @@ class Notes(Scenario):
         expect(self.call(self.session, "read_notes")["result"], self.notes, "notes after a reset")
 
 
-class Moved(Scenario):
+class Bundles(Scenario):
     """Bundles and replays."""
 
     def begin(self):
@@ -100,7 +103,7 @@ class Moved(Scenario):
             moved = self.ask("import_bundle", bundle=bundle, call_id=self.id())
             expect(self.call(moved, "read_notes")["result"], self.notes, "notes of a bundle")
             self.sessions.append(moved["session_id"])
-            self.ask("get_session", **target)  # so that the other server begins
+            self.ask("get_session", **target)  # one more request, so that the other server gets the next export
         replayed = self.ask("replay_session", **target, call_id=self.id())
         expect(replayed["complete"], True, f"a replay, which differs at {replayed.get('diverged')}")
 
@@ -109,13 +112,13 @@ class Tasks(Scenario):
     """Tasks, messages, answers and verdicts."""
 
     def begin(self):
-        self.begun = None
+        self.session = None
 
     def round(self, number):
         del number
-        earlier, self.begun = self.begun, self.create(task="errands/two-notes")
-        self.call(self.begun, "note", at_agents=True, text="one")
-        if earlier is not None:  # the session may have begun on other servers
+        earlier, self.session = self.session, self.create(task="errands/two-notes")
+        self.call(self.session, "note", at_agents=True, text="one")
+        if earlier is not None:  # finish the session of the previous round, which may have begun on other servers
             self._finish(earlier)
 
     def _finish(self, session):
@@ -136,7 +139,7 @@ class Tasks(Scenario):
         expect(kinds, ["call", "message", "call", "answer"], "records")
 
 
-class Perturbed(Scenario):
+class PerturbedCalls(Scenario):
     """Rules that count the agent's calls."""
 
     error = "ConnectionError: not now"
@@ -156,19 +159,19 @@ class Perturbed(Scenario):
         expect(self.call(self.session, "read_notes")["result"], self.notes, "notes of a perturbed session")
 
 
-class Talking(Scenario):
-    """Participants in conversation. One of them may call no function."""
+class Conversation(Scenario):
+    """Two participants in a conversation. The user may call no functions."""
 
     def begin(self):
         self.session = self.create(toolpacks=["errands"], participants={"user": {"functions": []}})
         self.paths = {name: each["agent_path"] for name, each in self.session.get("participants").items()}
-        self.heard, self.calls = -1, 0
+        self.last_index, self.calls = -1, 0
 
     def round(self, number):
         self.ask("say", at=self.paths["user"], text=f"note {number}", call_id=self.id())
-        (message,) = self.ask("listen", at=self.paths["agent"], after=self.heard, wait_seconds=5)["messages"]
+        (message,) = self.ask("listen", at=self.paths["agent"], after=self.last_index, wait_seconds=5)["messages"]
         expect((message["by"], message["content"]), ("user", f"note {number}"), "a message")
-        self.heard = message["index"]
+        self.last_index = message["index"]
         self.calls += 1
         expect(self.call(self.session, "note", at_agents=True, text="x")["result"], self.calls, "notes of the agent")
         refused = self.ask("run_function", at=self.paths["user"], function="note", kwargs={"text": "y"})["error"]
@@ -199,4 +202,4 @@ class Shop(Scenario):
         expect(self.call(self.session, "orders")["result"], self.items, "orders")
 
 
-SCENARIOS = (Notes, Moved, Tasks, Perturbed, Talking, Shop)
+SCENARIOS = (Notes, Bundles, Tasks, PerturbedCalls, Conversation, Shop)

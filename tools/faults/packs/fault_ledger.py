@@ -1,4 +1,7 @@
-"""Two toolpacks that make every change visible: a ledger with a running hash of its entries, and a tally."""
+"""The toolpacks `ledger` and `tally` of the fault test. They make every change visible.
+
+The ledger has a running hash of its entries, so the checks notice a call that is lost, repeated or out of order.
+"""
 
 import asyncio
 import hashlib
@@ -9,7 +12,7 @@ from pydantic import BaseModel
 
 from toolpack_server import Depends, TaskEnvironment, Toolpack
 
-SHOWN = 8
+MAX_LAST = 8
 
 
 class Ledger(BaseModel):
@@ -20,7 +23,7 @@ class Ledger(BaseModel):
     def write(self, entry: str) -> None:
         self.length += 1
         self.digest = hashlib.sha256(f"{self.digest} {entry}".encode()).hexdigest()[:16]
-        self.last = [*self.last[1 - SHOWN :], entry]
+        self.last = [*self.last[1 - MAX_LAST :], entry]
 
     def receipt(self) -> "Receipt":
         return Receipt(length=self.length, digest=self.digest)
@@ -86,7 +89,7 @@ def append_number(ledger: TheLedger, entry: str, number: int) -> Receipt:
 
 @ledger_pack.function
 def append_and_fail(ledger: TheLedger, entry: str, number: int = 0) -> Receipt:
-    """Write an entry, then fail, so the entry isn't kept.
+    """Write an entry, then fail, so that the entry is lost.
 
     :param entry: The text.
     :param number: A number, usually the result of a nested call.
@@ -97,7 +100,7 @@ def append_and_fail(ledger: TheLedger, entry: str, number: int = 0) -> Receipt:
 
 @ledger_pack.function(timeout_seconds=0.2)
 def append_and_hang(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
-    """Write an entry, then miss the deadline, so the entry isn't kept.
+    """Write an entry, then miss the deadline, so that the entry is lost.
 
     :param entry: The text.
     :param seconds: The time to sleep; 0 computes forever instead.
@@ -122,7 +125,7 @@ async def append_patiently(ledger: TheLedger, entry: str, seconds: float) -> Rec
 
 @ledger_pack.function(timeout_seconds=0.3)
 async def append_too_late(ledger: TheLedger, entry: str, seconds: float) -> Receipt:
-    """Wait past the deadline, then write an entry, which must have no effect.
+    """Write an entry, and wait past the deadline. When cancelled, write once more. Neither entry may have an effect.
 
     :param entry: The text.
     :param seconds: The time to wait.

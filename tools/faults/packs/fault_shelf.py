@@ -1,4 +1,7 @@
-"""A toolpack with a database as its world, which makes every change visible, and a task that reports all it sees."""
+"""The toolpack `shelf` of the fault test: a database, and a task whose verdict reports the content of the world.
+
+Each call writes to a journal, so the checks notice a call that is lost, repeated or out of order.
+"""
 
 import hashlib
 import sqlite3
@@ -49,7 +52,7 @@ def digest(db: sqlite3.Connection) -> str:
     return f"{hashlib.sha256(rows).hexdigest()[:16]} {check}"
 
 
-def note(db: sqlite3.Connection, entry: str, key: str) -> Receipt:
+def write_entry(db: sqlite3.Connection, entry: str, key: str) -> Receipt:
     number = db.execute("INSERT INTO journal (entry, key) VALUES (?, ?)", (entry, key)).lastrowid
     (quantity,) = db.execute("SELECT quantity FROM item WHERE key = ?", (key,)).fetchone()
     return Receipt(number=number or 0, quantity=quantity)
@@ -69,7 +72,7 @@ def put(db: Db, entry: str, key: str, quantity: int, size: int) -> Receipt:
         "text = excluded.text, quantity = quantity + excluded.quantity",
         (key, f"{entry} " * size, quantity),
     )
-    return note(db, entry, key)
+    return write_entry(db, entry, key)
 
 
 @shelf_pack.function
@@ -82,12 +85,12 @@ def take(db: Db, entry: str, key: str, quantity: int) -> Receipt:
     """
     if not db.execute("UPDATE item SET quantity = quantity - ? WHERE key = ?", (quantity, key)).rowcount:
         raise KeyError(key)
-    return note(db, entry, key)
+    return write_entry(db, entry, key)
 
 
 @shelf_pack.function
 def put_and_fail(db: Db, entry: str, key: str) -> Receipt:
-    """Put things on the shelf and commit them, then fail, so that nothing is kept.
+    """Put things on the shelf and commit them, then fail. All changes must be lost.
 
     :param entry: The note to write.
     :param key: The place on the shelf.
@@ -127,8 +130,8 @@ def count(db: Db, entry: str) -> str:
 def look(rollout: Rollout[ShelfEnvironment]) -> Evaluation:
     """Report the world at the beginning, the world now, and the number of calls that changed it."""
     ledger = rollout.environments["ledger"].ledger
-    changes = [call for call in rollout.calls if call.error is None and call.parent is None]
-    changing = [call for call in changes if call.function not in {"read", "find", "count"}]
+    succeeded = [call for call in rollout.calls if call.error is None and call.parent is None]
+    changing = [call for call in succeeded if call.function not in {"read", "find", "count"}]
     with rollout.initial.db.connect() as before, rollout.environment.db.connect() as now:
         metrics = {
             "before": digest(before),
