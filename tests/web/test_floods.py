@@ -5,7 +5,7 @@ from http_endpoint import PROTOCOLS, served
 from serving import PACKS
 
 from toolpack_server.packs.loading import load_catalog
-from tools.fuzz.floods import ANSWER_BYTES, BODIES, FRAME_FLOODS, HTTP_FLOODS, TOKEN, WRAPPED, Flood, flood_of_streams
+from tools.fuzz.floods import ANSWER_BYTES, BODIES, FRAME_FLOODS, HTTP_FLOODS, TOKEN, WRAPPERS, Flood, flood_of_streams
 
 CATALOG = load_catalog((PACKS,), ("bank", "chores"))
 SIZE = 300_000
@@ -27,9 +27,11 @@ def test_a_flood_of_frames_delays_no_other_client(flood, name):
     flood.frames(name, SIZE, "/openenv/bank/ws")
 
 
-@pytest.mark.parametrize(("path", "name"), [*((path, "members") for path in WRAPPED), ("/aggregate_metrics", "a list")])
+@pytest.mark.parametrize(
+    ("path", "name"), [*((path, "members") for path in WRAPPERS), ("/aggregate_metrics", "a list")]
+)
 def test_a_body_of_many_values_delays_no_other_client(flood, path, name):
-    flood.body(path, WRAPPED[path][-1].replace(b"%b", BODIES[name]), path)
+    flood.body(path, WRAPPERS[path][-1].replace(b"%b", BODIES[name]), path)
     flood.body(path, BODIES[name], path)
 
 

@@ -2,7 +2,8 @@
 
     python -m tools.fuzz --seconds 600
 
-Exit status 1 means that a guarantee was violated; the details are printed, with the seed that reproduces it.
+tests/test_fuzz.py runs a short version. Exit status 1 means that a guarantee was violated; the details are printed,
+with the seed that reproduces the violation.
 """
 
 import asyncio
@@ -25,12 +26,12 @@ from tools.fuzz.trainers import fuzz_trainers
 from tools.fuzz.values import HEAVY_BYTES
 
 BODIES_PER_ROUND = 500
-HTTP_EXAMPLES = 3
+CONVERSATIONS_PER_ROUND = 3
 TRAINERS_PER_ROUND = 300
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="Duration of the parts with bodies and HTTP together.")
+@click.option("--seconds", default=60.0, show_default=True, help="Duration of the rounds with bodies and HTTP.")
 @click.option("--seed", type=int, help="Seed of the first round; each next round adds 1.")
 @click.option("--connections", default=0, show_default=True, help="Number of connections to open at the end, in steps.")
 @click.option(
@@ -40,7 +41,7 @@ TRAINERS_PER_ROUND = 300
     help="Begin with bodies of 10 MB and with expensive requests.",
 )
 def main(seconds, seed, connections, heavy):
-    """Attack servers in all ways that the tests have."""
+    """Attack servers with hostile bodies, malformed HTTP, floods and expensive requests."""
     number = random.randrange(2**32) if seed is None else seed
     bodies, statuses, rounds = Counter(), Counter(), 0
     try:
@@ -50,10 +51,10 @@ def main(seconds, seed, connections, heavy):
             click.echo(
                 f"{len(stalls)} heavy bodies; the event loop was blocked for {stalls[name]:.2f} s at most: {name}"
             )
-            spent = fuzz_costs()
-            name = max(spent, key=spent.get)
-            took, size = spent[name]
-            click.echo(f"{len(spent)} methods and functions; {size:.1f} KB cost {took:.2f} s at most: {name}")
+            costs = fuzz_costs()
+            name = max(costs, key=costs.get)
+            seconds_spent, size = costs[name]
+            click.echo(f"{len(costs)} methods and functions; {size:.1f} KB cost {seconds_spent:.2f} s at most: {name}")
         for http in ("httptools", "h11"):
             if heavy:
                 stalls = fuzz_floods(http)
@@ -62,13 +63,16 @@ def main(seconds, seed, connections, heavy):
             end = time.monotonic() + seconds / 2
             with tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder, server(Path(folder), http) as running:
                 while time.monotonic() < end:
-                    statuses += fuzz_conversations(running, Path(folder) / "server.log", HTTP_EXAMPLES, number)
+                    statuses += fuzz_conversations(
+                        running, Path(folder) / "server.log", CONVERSATIONS_PER_ROUND, number
+                    )
                     statuses += fuzz_openenv(running, Path(folder) / "server.log", BODIES_PER_ROUND, number)
                     statuses += fuzz_trainers(running.url, TRAINERS_PER_ROUND, number)
                     bodies += fuzz_bodies(BODIES_PER_ROUND, number, agent=rounds % 4 == 3)
                     number, rounds = number + 1, rounds + 1
         if connections:
-            click.echo(f"{connections} connections; the slowest answer meanwhile: {crowded(connections):.2f} s")
+            slowest = open_connections(connections)
+            click.echo(f"{connections} connections; the slowest answer meanwhile: {slowest:.2f} s")
     except Exception as error:
         click.echo(f"seed {number}: {error}")
         raise SystemExit(1) from error
@@ -77,23 +81,23 @@ def main(seconds, seed, connections, heavy):
 
 
 def server(folder, http):
-    """Start a server that parses HTTP with this library."""
-    fixed = server_process.with_fixed(folder, receive_seconds=RECEIVE_SECONDS)
-    return server_process.served(folder, **(LIMITS | server_process.http_on(http, folder) | fixed))
+    """Start a server that parses HTTP with the library `http`."""
+    environment = server_process.with_fixed(folder, receive_seconds=RECEIVE_SECONDS)
+    return server_process.served(folder, **(LIMITS | server_process.http_on(http, folder) | environment))
 
 
-def crowded(connections):
-    """Open connections to a server that allows 500 fewer."""
+def open_connections(connections):
+    """Open connections to a server whose limit is 500 lower. Return the seconds of the slowest answer."""
     crowd.allow_files(2 * connections + 1000)
     limits = {"TOOLPACK_LOG_CALLS": "off", "TOOLPACK_MAX_CONNECTIONS": str(connections - 500)}
     with tempfile.TemporaryDirectory(prefix="toolpack-fuzz-") as folder:
-        fixed = server_process.with_fixed(Path(folder), receive_seconds=crowd.RECEIVE_SECONDS)
-        with server_process.served(Path(folder), **limits, **fixed) as running:
+        environment = server_process.with_fixed(Path(folder), receive_seconds=crowd.RECEIVE_SECONDS)
+        with server_process.served(Path(folder), **limits, **environment) as running:
             return asyncio.run(crowd.crowd(int(running.url.rpartition(":")[2]), connections))
 
 
 def report(bodies, statuses):
-    """Print the number of answers per code and per status."""
+    """Print the number of answers by code and by status."""
     click.echo(f"{sum(bodies.values())} answers to bodies, by code:")
     by_code = Counter()
     for (_, code), times in bodies.items():

@@ -1,7 +1,7 @@
-"""Fuzz test of HTTP: malformed messages to a real server, over many raw sockets, until the server closes each.
+"""Fuzz test of HTTP: malformed messages are sent to a real server on many raw sockets, until it closes each socket.
 
-For any input, the server answers with expected statuses and complete, valid bodies, closes every connection in time,
-and logs only calls.
+For any input, the server must answer with expected statuses and complete, valid bodies. It must close every connection
+in time, and log only calls, sessions and refusals.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ from collections import Counter
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tools.fuzz.oracle import check_text, require, strict
+from tools.fuzz.oracle import check_text, parse_strict, require
 
 STATUSES = {100, 200, 202, 204, 303, 400, 401, 403, 404, 405, 408, 413, 415, 431, 503}
-# The server's limits. uvicorn also closes a connection that is idle for 5 s.
+# Limits of the tested server. In addition, uvicorn closes a connection that is idle for 5 s.
 RECEIVE_SECONDS = 1.0
 LIMITS = {
     "TOOLPACK_MAX_BODY_BYTES": "100000",
     "TOOLPACK_LOG_CALLS": "json",
 }
-END_SECONDS = 15.0
+END_SECONDS = 15.0  # time within which the server must close a connection
 PAUSE_SECONDS = 0.05
 MCP_CODES = {-32700, -32600, -32601, -32602, -32020, -32022}  # codes of MCP's errors with a status other than 200
 PARALLEL_CONVERSATIONS = 40
@@ -30,11 +30,11 @@ MAX_PRINTED = 600
 
 
 class Conversation:
-    """The actions of one client.
+    """The actions of a client on one connection.
 
     Args:
         pieces: The bytes to send, with a pause after each piece.
-        ending: The client's last action: `wait`, close its side only (`half`), `close`, or `reset`.
+        ending: The client's last action: `wait`, `half` (close only the client's side), `close`, or `reset`.
     """
 
     def __init__(self, pieces, ending):
@@ -86,13 +86,14 @@ _MCP_HEADERS = [
         b"Mcp-Param-X: " + b"y" * 3000, b"Mcp-Session-Id: x", b"Last-Event-ID: 5", b"Accept: text/event-stream",
         b"Accept: " + b"text/event-stream," * 100, b"Origin: http://localhost:1", b"Origin: http://[::1",
 ]  # fmt: skip
-# Drawn by number, because Hypothesis would print all of them.
+# The examples are drawn by number, because Hypothesis would print all bodies if they were drawn themselves.
 _mcp_bodies = st.sampled_from(range(len(_MCP_BODIES))).map(_MCP_BODIES.__getitem__)
 _mcp_headers = st.lists(st.sampled_from(range(len(_MCP_HEADERS))).map(_MCP_HEADERS.__getitem__), max_size=4)
 
 
-def _maybe(*odd, times=6):
-    return st.sampled_from([None] * times + list(odd))
+def _rarely(*odd_values, times=6):
+    """Draw one of the odd values, or None, which is `times` times as likely as each of them."""
+    return st.sampled_from([None] * times + list(odd_values))
 
 
 _lines = st.sampled_from([b"POST /rpc HTTP/1.1"] * 80 + [
@@ -126,7 +127,8 @@ _extras = st.lists(
 )  # fmt: skip
 
 
-def _chunked(body, how):
+def _chunked(body, form):
+    """Return a body in two chunks, with the fault that `form` names."""
     half = len(body) // 2
     one, two = body[:half], body[half:]
     framed = b"%x\r\n%b\r\n%x\r\n%b\r\n" % (half, one, len(two), two)
@@ -144,7 +146,7 @@ def _chunked(body, how):
         "a long extension": b"5;" + b"a" * 80_000 + b"\r\nabcde\r\n0\r\n\r\n",
         "no end": framed,
         "too much": b"%x\r\n%b\r\n" % (60_000, b" " * 60_000) * 2 + b"0\r\n\r\n",
-    }[how]
+    }[form]
 
 
 _chunkings = st.sampled_from(["right"] * 4 + [
@@ -155,37 +157,40 @@ _chunkings = st.sampled_from(["right"] * 4 + [
 
 @st.composite
 def _framed(draw, body):
-    """Return the headers that frame a body (its length or coding), and the body in that form."""
-    way = draw(st.sampled_from(["length"] * 12 + ["odd length", "chunked", "chunked", "both", "none", "odd coding"]))
+    """Draw the headers that frame a body (its length or coding), and return them with the framed body."""
+    framing = draw(
+        st.sampled_from(["length"] * 12 + ["odd length", "chunked", "chunked", "both", "none", "odd coding"])
+    )
     right = b"Content-Length: %d" % len(body)
-    if way == "length":
+    if framing == "length":
         return [right], body
-    if way == "odd length":
-        odd = [b"-1", b"+5", b"5, 5", b"0x10", b"1e3", b"", b"9" * 18, b"9" * 20, b"9" * 5000,
+    if framing == "odd length":
+        odd_values = [b"-1", b"+5", b"5, 5", b"0x10", b"1e3", b"", b"9" * 18, b"9" * 20, b"9" * 5000,
                b"%d " % (len(body) + 50),
                b"%d" % max(0, len(body) - 9), b"%d\r\nContent-Length: 3" % len(body), b"100001", b"\xb2"]  # fmt: skip
-        return [b"Content-Length: " + draw(st.sampled_from(odd))], body
-    if way == "none":
+        return [b"Content-Length: " + draw(st.sampled_from(odd_values))], body
+    if framing == "none":
         return [], body
     chunks = _chunked(body, draw(_chunkings))
-    if way == "chunked":
+    if framing == "chunked":
         return [b"Transfer-Encoding: chunked"], chunks
-    if way == "both":
+    if framing == "both":
         return draw(st.permutations([right, b"Transfer-Encoding: chunked"])), draw(st.sampled_from([body, chunks]))
-    odd = [b"gzip, chunked", b"chunked, chunked", b"chunked, gzip", b"identity", b"xchunked", b"chunked\x0b",
+    odd_values = [b"gzip, chunked", b"chunked, chunked", b"chunked, gzip", b"identity", b"xchunked", b"chunked\x0b",
            b" chunked ",            b"CHUNKED", b"", b"chunked\r\nTransfer-Encoding: identity"]  # fmt: skip
-    return [b"Transfer-Encoding: " + draw(st.sampled_from(odd))], chunks
+    return [b"Transfer-Encoding: " + draw(st.sampled_from(odd_values))], chunks
 
 
 @st.composite
 def _messages(draw, session, mcp_path):
+    """Draw one HTTP request: a valid request with some odd parts, sometimes with a damaged head."""
     line, more = draw(_lines), []
-    speaks_mcp = draw(st.sampled_from([False] * 3 + [True]))
-    if speaks_mcp:
+    is_mcp = draw(st.sampled_from([False] * 3 + [True]))
+    if is_mcp:
         method = draw(st.sampled_from([b"POST"] * 8 + [b"GET", b"DELETE", b"OPTIONS"]))
         path = draw(st.sampled_from([mcp_path] * 6 + [b"/mcp/" + b"0" * 48, b"/mcp/", b"/mcp/%00", mcp_path + b"/x"]))
         line, more = b"%b %b HTTP/1.1" % (method, path), draw(_mcp_headers)
-    body = draw(_mcp_bodies) if speaks_mcp else draw(st.sampled_from([_call(session)] * 3 + [
+    body = draw(_mcp_bodies) if is_mcp else draw(st.sampled_from([_call(session)] * 3 + [
         _call(session, "get_session"), b"", b"{", b"[]", b"\xff\xfe", b" " * 99_000, b"[" * 2000, _call(session) * 2,
     ]))  # fmt: skip
     lengths, framed = draw(_framed(body))
@@ -195,7 +200,7 @@ def _messages(draw, session, mcp_path):
     headers = draw(st.permutations([*draw(_hosts), media, *lengths, *draw(_extras), *more]))
     newline = draw(st.sampled_from([b"\r\n"] * 25 + [b"\n"]))
     head = newline.join([line, *headers, b"", b""])
-    damage = draw(_maybe(b"\x00", b"\r", b"\n", b"\xff", times=60))
+    damage = draw(_rarely(b"\x00", b"\r", b"\n", b"\xff", times=60))
     if damage is not None:
         at = draw(st.integers(0, len(head)))
         head = head[:at] + damage + head[at:]
@@ -204,7 +209,7 @@ def _messages(draw, session, mcp_path):
 
 @st.composite
 def conversations(draw, session, mcp_path):
-    """Return a conversation: one to three pipelined requests, cut into pieces, and an ending."""
+    """Draw a conversation: one to three pipelined requests, cut into pieces, and an ending."""
     text = b"".join(draw(st.lists(_messages(session, mcp_path), min_size=1, max_size=3)))
     if draw(st.sampled_from([False] * 5 + [True])):
         text = text[: draw(st.integers(0, len(text)))]
@@ -214,7 +219,7 @@ def conversations(draw, session, mcp_path):
 
 
 async def hold(port, conversation):
-    """Hold a conversation, and return all bytes that the server sent. Fail if the connection doesn't end."""
+    """Hold a conversation, and return all bytes from the server. Fail if it doesn't close the connection in time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     received = bytearray()
     try:
@@ -247,7 +252,7 @@ async def _receive(reader, received):
 
 
 def check_replies(received, conversation):
-    """Check all responses that a server sent on a connection, and return the statuses."""
+    """Check all responses that a server sent on a connection, and return their statuses."""
     check_text(received)
     statuses, rest = [], received
     while rest:
@@ -261,7 +266,7 @@ def check_replies(received, conversation):
         closed = conversation.ending in {"close", "reset"}
         require(closed or not length or len(body) == int(length[1]), "a response was cut off", received, conversation)
         if b"application/json" in head and len(body) == int(length[1]):
-            answer = strict(body)
+            answer = parse_strict(body)
             require(isinstance(answer, dict | list), "a body is not JSON-RPC", body)
             if statuses[-1] in {400, 404} and answer["error"]["code"] in MCP_CODES:
                 require(answer["error"]["message"], "an error has no message", body)
@@ -275,11 +280,11 @@ async def hold_all(port, conversations):
     return await asyncio.gather(*(hold(port, conversation) for conversation in conversations))
 
 
-class Talks:
-    """Conversations with one running server, and its answers.
+class ConversationRunner:
+    """Holds conversations with one running server, and counts its answers.
 
     Attributes:
-        seen: The number of answers per status.
+        answer_counts: The number of answers by status.
     """
 
     def __init__(self, server, log):
@@ -287,14 +292,14 @@ class Talks:
         self.port = int(server.url.rpartition(":")[2])
         session = server.rpc("create_session", toolpacks=["ledger"])
         self.session, self.mcp_path = session["session_id"], session["mcp_path"].encode()
-        self.seen = Counter()
+        self.answer_counts = Counter()
         self._log_file, self._log_offset = log, 0
 
     def hold(self, held):
-        """Hold conversations, and check the answers, the log, and that the server still works."""
+        """Hold conversations, and check the answers and the log. Then check that the server still works."""
         for received, conversation in zip(asyncio.run(hold_all(self.port, held)), held, strict=True):
             statuses = check_replies(received, conversation)
-            self.seen.update(statuses or ["no answer"])
+            self.answer_counts.update(statuses or ["no answer"])
         require(self.server.http.get("/healthz").text == "ok", "the server is not healthy")
         version = self.server.rpc("get_session", session_id=self.session)["version"]
         trace = self.server.rpc("get_trace", session_id=self.session, after=version - 2)
@@ -307,7 +312,7 @@ class Talks:
         self._log_offset += len(text)
         check_text(text)
         for line in text.splitlines():
-            call = strict(line)
+            call = parse_strict(line)
             require(
                 isinstance(call, dict) and ("request_id" in call or call.get("event") == "refused"),
                 "the log has an unexpected line",
@@ -316,18 +321,25 @@ class Talks:
 
 
 def fuzz_conversations(server, log, rounds, number=None):
-    """Hold rounds of conversations with a server that logs to this file, and return the count of each status."""
-    talks = Talks(server, log)
-    any_talk = conversations(talks.session, talks.mcp_path)
+    """Hold rounds of conversations with a server, and return the number of answers by status.
+
+    Args:
+        server: The running server.
+        log: The file to which the server logs.
+        rounds: Number of rounds. A round has 40 conversations at once.
+        number: Seed of the conversations. None means that all runs hold the same conversations.
+    """
+    runner = ConversationRunner(server, log)
+    any_conversation = conversations(runner.session, runner.mcp_path)
 
     @settings(
         max_examples=rounds + 1, deadline=None, database=None, derandomize=number is None,
         suppress_health_check=list(HealthCheck), phases=[Phase.generate], print_blob=False,
     )  # fmt: skip
-    @given(st.lists(any_talk, min_size=PARALLEL_CONVERSATIONS, max_size=PARALLEL_CONVERSATIONS))
+    @given(st.lists(any_conversation, min_size=PARALLEL_CONVERSATIONS, max_size=PARALLEL_CONVERSATIONS))
     def send(held):
         if len({conversation.pieces for conversation in held}) > 1:  # Hypothesis' first example repeats one element
-            talks.hold(held)
+            runner.hold(held)
 
     (send if number is None else seed(number)(send))()
-    return talks.seen
+    return runner.answer_counts

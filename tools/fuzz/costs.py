@@ -1,8 +1,9 @@
-"""Fuzz test of costs: requests that cost a server much more than their sender, limited per kilobyte sent.
+"""Fuzz test of costs: no request may cost the server much more than it costs the sender.
 
 The measure is the processor time of the whole server, so other load on the machine doesn't matter. A request may take a
-fixed time, and more for each kilobyte of it. A method that reads, replays or moves a session may also take more for
-each kilobyte that created the session. SQL may compute up to its deadline, so the SQL here ends by itself.
+fixed time, and some time for each kilobyte of its body. A method that reads, replays or moves a session may also take
+some time for each kilobyte of the requests that filled the session. SQL may compute up to its deadline, so the tests
+send only SQL that ends soon.
 """
 
 import json
@@ -19,42 +20,54 @@ TOOLPACKS = ("bank", "workspace", "office", "errands")
 FIXED_SECONDS = 0.5
 SECONDS_PER_KB = 0.01
 SECONDS_PER_KB_OF_SESSION = 0.0005
-CALLS = 60
+CALLS = 60  # calls of the session with many large calls
 RULES = [{"replace": {"x": "xy" * 300}, "name": str(number)} for number in range(8)]
-TEXTS = ["x", "a ", "'", '"', "%_", "**/*/", "/* ", "[a-", "$(", "1", "é", "\\"]  # each is repeated
+TEXTS = ["x", "a ", "'", '"', "%_", "**/*/", "/* ", "[a-", "$(", "1", "é", "\\"]  # repeated up to the size
 COMMANDS = ["ls {}", "cat {}", "grep x {}", "find . -name {}", "echo {} | sort | uniq -c", "echo {} | wc"]
 
 
 class Meter:
-    """Measures the cost of requests.
+    """Sends requests, and checks that each costs the server little enough.
 
     Attributes:
-        spent: For each name, the processor time in seconds, and the size in kilobytes.
+        costs: For each name, the processor time of the most expensive request in seconds, and its size in kilobytes.
     """
 
     def __init__(self, bench: serving.Bench) -> None:
-        self.spent: dict[str, tuple[float, float]] = {}
+        self.costs: dict[str, tuple[float, float]] = {}
         self._bench = bench
 
     def send(
         self, name: str, method: str, /, *, agent_key: str | None = None, created_kb: float = 0.0, **params: Any
     ) -> Any:
-        """Send a request and return its reply. `created_kb` is the number of kilobytes that created its session."""
+        """Send a request, and return the answer.
+
+        Args:
+            name: The name under which the cost is stored.
+            method: The method.
+            agent_key: Send the request to this agent's address.
+            created_kb: Kilobytes of the requests that filled the session.
+            params: The parameters.
+        """
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
         began = time.process_time()
         reply = self._bench.answer(body, agent_key=agent_key)
         seconds, size = time.process_time() - began, len(body) / 1000
-        if seconds > self.spent.get(name, (-1.0, 0.0))[0]:
-            self.spent[name] = seconds, size
-        most = FIXED_SECONDS + SECONDS_PER_KB * size + SECONDS_PER_KB_OF_SESSION * created_kb
-        require(seconds < most, f"{size:.1f} KB cost {seconds:.1f} s of the processor", name, body[:300])
+        if seconds > self.costs.get(name, (-1.0, 0.0))[0]:
+            self.costs[name] = seconds, size
+        max_seconds = FIXED_SECONDS + SECONDS_PER_KB * size + SECONDS_PER_KB_OF_SESSION * created_kb
+        require(seconds < max_seconds, f"{size:.1f} KB cost {seconds:.1f} s of the processor", name, body[:300])
         answer = json.loads(reply)
         require(answer.get("error", {}).get("code") != -32603, "an internal error", name, answer)
         return answer
 
 
 def fuzz_costs(size: int = 100_000) -> dict[str, tuple[float, float]]:
-    """Send all methods and all functions of bundled toolpacks texts of this size. Return the highest cost of each."""
+    """Call all methods, and all functions of the bundled toolpacks, with texts of this size.
+
+    Returns:
+        The highest cost of each: the processor time in seconds, and the size of the request in kilobytes.
+    """
     with serving.Bench(load_catalog((), TOOLPACKS)) as bench:
         meter = Meter(bench)
         for toolpack in TOOLPACKS:
@@ -62,7 +75,7 @@ def fuzz_costs(size: int = 100_000) -> dict[str, tuple[float, float]]:
         _shell(bench, meter, size)
         _rules(bench, meter, size)
         _methods(bench, meter, size)
-        return meter.spent
+        return meter.costs
 
 
 def _functions(bench: serving.Bench, meter: Meter, toolpack: str, size: int) -> None:
@@ -76,17 +89,17 @@ def _functions(bench: serving.Bench, meter: Meter, toolpack: str, size: int) -> 
 
 
 def _arguments(schema: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return arguments that match a function's schema, with the text in every possible place."""
-    found = {}
-    for name, wanted in schema.get("properties", {}).items():
-        kinds = [each.get("type") for each in wanted.get("anyOf", [wanted])]
+    """Return arguments that match a function's schema, with the text wherever the schema allows a text."""
+    arguments = {}
+    for name, parameter in schema.get("properties", {}).items():
+        kinds = [each.get("type") for each in parameter.get("anyOf", [parameter])]
         if "string" in kinds:
-            found[name] = text
+            arguments[name] = text
         elif "array" in kinds:
-            found[name] = [text[:100]] * max(len(text) // 100, 1)
+            arguments[name] = [text[:100]] * max(len(text) // 100, 1)
         elif name in schema.get("required", ()):
-            found[name] = True if "boolean" in kinds else 10**9
-    return found
+            arguments[name] = True if "boolean" in kinds else 10**9
+    return arguments
 
 
 def _shell(bench: serving.Bench, meter: Meter, size: int) -> None:
@@ -98,20 +111,20 @@ def _shell(bench: serving.Bench, meter: Meter, size: int) -> None:
         bench.call(session, "write_paper", path=f"{folder}x.txt", text="x")
     for command in COMMANDS:
         for text in ("**/*/" * 30, "*/" * 30 + "*", "[a-z]*/" * 20, "x" * size):
-            sent = command.format(text)
+            command_line = command.format(text)
             meter.send("office.shell, folders", "run_function", session_id=session, function="shell",
-                       kwargs={"command": sent})  # fmt: skip
+                       kwargs={"command": command_line})  # fmt: skip
 
 
 def _rules(bench: serving.Bench, meter: Meter, size: int) -> None:
-    """Let rules multiply an agent's results, also in a replay and in a bundle of another user."""
-    given = {"toolpacks": ["workspace"], "perturbations": {"rules": RULES}}
-    session = bench.rpc("create_session", **given)
+    """Let rules multiply the length of an agent's results: in calls, in a replay and in an imported bundle."""
+    params = {"toolpacks": ["workspace"], "perturbations": {"rules": RULES}}
+    session = bench.rpc("create_session", **params)
     key, session_id = session["agent_path"].removeprefix("/agents/"), session["session_id"]
     for name in ("create_file", "search_files"):
         kwargs = {"name": "x", "content": "x" * size} if name == "create_file" else {"query": "x"}
-        told = meter.send("rules", "run_function", agent_key=key, function=name, kwargs=kwargs)["result"]
-        require("TooLargeError" in str(told["error"]), "no answer was too long, despite the rules", told)
+        envelope = meter.send("rules", "run_function", agent_key=key, function=name, kwargs=kwargs)["result"]
+        require("TooLargeError" in str(envelope["error"]), "the rules didn't make the answer too long", envelope)
     meter.send("rules, again", "replay_session", session_id=session_id, created_kb=size / 1000)
     bundle = bench.rpc("export_bundle", session_id=session_id)["bundle"]
     meter.send("rules of a stranger", "import_bundle", bundle=bundle, mode="replay")
@@ -121,18 +134,18 @@ def _methods(bench: serving.Bench, meter: Meter, size: int) -> None:
     for method, params in _requests(bench, size):
         created_kb = CALLS * 2 * size / 1000 if "session_id" in params or "mode" in params else 0.0
         meter.send(method, method, created_kb=created_kb, **params)
-    missing = {method.declared.name for method in serving.CLIENTS_METHODS} - meter.spent.keys()
-    require(not missing, "methods whose cost is unknown", missing)
+    missing = {method.declared.name for method in serving.CLIENTS_METHODS} - meter.costs.keys()
+    require(not missing, "these methods weren't called", missing)
 
 
 def _requests(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return requests of all methods, most of them on a session with many large calls."""
+    """Yield requests of all methods, most of them on a session with many large calls."""
     session, other = bench.create("workspace"), bench.create("bank")
     task = bench.rpc("create_session", task="bank/pay-dentist")["session_id"]
     for number in range(CALLS):
         file = {"name": f"{number}.txt", "content": "x" * 2 * size}
         bench.call(session, "create_file", **file)
-    text, of, about = "x" * size, {"session_id": session}, {"session_id": task}
+    text, with_session, with_task = "x" * size, {"session_id": session}, {"session_id": task}
     yield "list_toolpacks", {}
     yield "rpc.discover", {}
     yield "list_tasks", {"tags": [text]}
@@ -140,37 +153,38 @@ def _requests(bench: serving.Bench, size: int) -> Iterator[tuple[str, dict[str, 
     yield "create_session", {"toolpacks": [*TOOLPACKS], "labels": {text: text}}
     yield "create_session", {"toolpacks": [*TOOLPACKS], "environment": {"bank": {text: text}}}
     yield "create_session", {"toolpacks": ["bank"], "perturbations": {"rules": [{"error": text}] * 50}}
-    yield "list_functions", {**of, "format": "mcp"}
-    yield "run_function", {**of, "function": "search_files", "kwargs": {"query": "x"}}
-    yield "get_session", of
-    yield "get_environment", of
-    yield "get_environment", {**of, "pointer": "/workspace" + "/" * size}
-    yield "diff_environment", {**of, "from_version": 0}
-    yield "diff_environment", {**of, "to_session_id": other}
-    yield "summarize_changes", {**of, "from_version": 0}
-    yield "get_trace", {**of, "limit": 1000}
-    yield "get_environment", {**of, "format": "snapshot"}
-    yield "fork_session", {**of, "count": 20}
-    yield "add_message", {**of, "role": "user", "content": text}
-    yield "submit_answer", {**about, "answer": text}
-    played = {"session_id": bench.rpc("create_session", toolpacks=["bank"], participants={"user": {}})["session_id"]}
-    yield "add_turn", {**played, "participant": "user", "metadata": {"text": text}}
-    yield "fail_participant", {**played, "participant": "user", "reason": "nonsense", "message": text}
+    yield "list_functions", {**with_session, "format": "mcp"}
+    yield "run_function", {**with_session, "function": "search_files", "kwargs": {"query": "x"}}
+    yield "get_session", with_session
+    yield "get_environment", with_session
+    yield "get_environment", {**with_session, "pointer": "/workspace" + "/" * size}
+    yield "diff_environment", {**with_session, "from_version": 0}
+    yield "diff_environment", {**with_session, "to_session_id": other}
+    yield "summarize_changes", {**with_session, "from_version": 0}
+    yield "get_trace", {**with_session, "limit": 1000}
+    yield "get_environment", {**with_session, "format": "snapshot"}
+    yield "fork_session", {**with_session, "count": 20}
+    yield "add_message", {**with_session, "role": "user", "content": text}
+    yield "submit_answer", {**with_task, "answer": text}
+    created = bench.rpc("create_session", toolpacks=["bank"], participants={"user": {}})
+    with_participant = {"session_id": created["session_id"]}
+    yield "add_turn", {**with_participant, "participant": "user", "metadata": {"text": text}}
+    yield "fail_participant", {**with_participant, "participant": "user", "reason": "nonsense", "message": text}
     yield "create_session", {"toolpacks": ["errands"], "events": [{"at": 60, "notice": text}]}
     rules = [{"every": 1, "notice": "x" * 200}] * 40
-    moving = {"session_id": bench.rpc("create_session", toolpacks=["errands"], events=rules)["session_id"]}
-    yield "run_function", {**moving, "function": "wait", "kwargs": {"until_something_happens": False}}
-    yield "get_events", moving
-    yield "get_solution", about
-    yield "review_session", about
-    yield "evaluate_session", about
+    with_events = {"session_id": bench.rpc("create_session", toolpacks=["errands"], events=rules)["session_id"]}
+    yield "run_function", {**with_events, "function": "wait", "kwargs": {"until_something_happens": False}}
+    yield "get_events", with_events
+    yield "get_solution", with_task
+    yield "review_session", with_task
+    yield "evaluate_session", with_task
     yield "summarize_sessions", {"labels": {"of": text}}
     yield "summarize_sessions", {"labels": {"of": text}, "evaluate": True}
     yield "list_sessions", {"labels": {"of": text}}
-    yield "replay_session", of
-    yield "export_bundle", of
-    yield "import_bundle", {"bundle": bench.rpc("export_bundle", **of)["bundle"], "mode": "replay"}
+    yield "replay_session", with_session
+    yield "export_bundle", with_session
+    yield "import_bundle", {"bundle": bench.rpc("export_bundle", **with_session)["bundle"], "mode": "replay"}
     yield "import_bundle", {"bundle": text}
-    yield "reset_session", {**of, "version": 0}
+    yield "reset_session", {**with_session, "version": 0}
     yield "close_session", {"session_id": other}
     yield "close_session", {"labels": {"of": text}}

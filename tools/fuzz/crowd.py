@@ -1,10 +1,13 @@
-"""Very many connections at once, most of them silent. The server must answer, and close the oldest for new ones."""
+"""Fuzz test of very many connections at once, most of them silent.
+
+The server must answer new connections. Above its limit, it must close the oldest connections.
+"""
 
 import asyncio
 import resource
 import time
 
-from tools.fuzz.oracle import require, strict
+from tools.fuzz.oracle import parse_strict, require
 
 STEP = 1000
 RECEIVE_SECONDS = 900.0
@@ -20,23 +23,22 @@ def allow_files(number):
     return max(soft, limit)
 
 
-async def crowd(port, connections):
-    """Open more connections than allowed, in steps. Return the time of the slowest answer meanwhile, in seconds."""
-    held, slowest = [], 0.0
+async def open_many(port, connections):
+    """Open more connections than the server allows, in steps. Return the seconds of the slowest answer meanwhile."""
+    opened, slowest = [], 0.0
     try:
-        while len(held) < connections:
-            opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(STEP)))
-            held += opened
+        while len(opened) < connections:
+            opened += await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(STEP)))
             began = time.monotonic()
-            require(b" 200 OK" in await _answer(port), "a server with many connections doesn't answer", len(held))
+            require(b" 200 OK" in await _answer(port), "a server with many connections doesn't answer", len(opened))
             slowest = max(slowest, time.monotonic() - began)
         async with asyncio.timeout(10):
-            refused = await held[0][0].read()
+            refused = await opened[0][0].read()
         require(b" 503 " in refused, "the oldest connection wasn't closed for a new one", refused)
-        error = strict(refused.partition(b"\r\n\r\n")[2])["error"]
-        require(error["data"] == {"status": 503}, "a refusal has another shape", refused)
+        error = parse_strict(refused.partition(b"\r\n\r\n")[2])["error"]
+        require(error["data"] == {"status": 503}, "a refusal has an unexpected form", refused)
     finally:
-        for _, writer in held:
+        for _, writer in opened:
             writer.transport.abort()
     return slowest
 

@@ -1,7 +1,7 @@
-"""Fuzz test of floods: a protocol's cheapest unit is repeated on one connection while a neighbour goes on calling.
+"""Fuzz test of floods: a client repeats a protocol's cheapest unit, such as a ping, while a neighbour calls.
 
-The measures are the longest time that the event loop computes between two turns, as its thread's processor time, and
-the process's memory. A flood that the server refuses or reads slowly does no harm.
+The test measures the memory of the process, and the longest time that the event loop computes between two turns, in
+processor time of its thread. A flood may be refused or read slowly, but it mustn't delay the neighbour.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from serving import PACKS, wait_until
 
 from toolpack_server.packs.loading import load_catalog
 from toolpack_server.web import event_stream
-from tools.fuzz.bodies import Pulse
+from tools.fuzz.bodies import StallMeter
 from tools.fuzz.oracle import BrokenError, require
 
 STALL_SECONDS = 0.15
-MOST_MEMORY = 160  # MiB, besides the sent bytes: values need much more memory than their text
-MOST_STREAMS = 20
+MAX_MEMORY = 160  # MiB, in addition to the sent bytes, because values need much more memory than their text
+MAX_STREAMS = 20  # the server must refuse an event stream before
 ANSWER_BYTES = 6_000_000  # more than the kernel buffers for a client that reads nothing
-MIN_CALLS, MAX_CALLS = 10, 60  # of the neighbour, during a flood
+MIN_CALLS, MAX_CALLS = 10, 60  # calls of the neighbour during a flood
 TOKEN, OTHER_TOKEN = "token-of-ann", "token-of-ben"
 NEIGHBOUR = HEAD.replace(b"Host", b"Authorization: Bearer %b\r\nHost" % TOKEN.encode())
 NEIGHBOUR += b"Content-Length: %d\r\n\r\n" % len(PING) + PING
@@ -55,7 +55,7 @@ HTTP_FLOODS = {
     "trailers": (_CHUNKED + b"0\r\n", b"a:\r\n"),
     "chunks of empty lines": (_CHUNKED, b"200\r\n" + b"\r\n" * 256 + b"\r\n"),
 }
-"""The beginning of each flood, and the unit that follows; most need no token."""
+"""The beginning of each flood, and the unit that is repeated. Most floods need no token."""
 
 FRAME_FLOODS = {
     "pings": (b"", frame(b"", PING_FRAME)),
@@ -81,7 +81,7 @@ BODIES = {
     "spaces": b" " * 4_000_000,
 }
 CALL_TOOL = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":%b}}'
-WRAPPED = {
+WRAPPERS = {
     "/rpc": [b"%b", b'{"jsonrpc":"2.0","id":1,"method":"run_function","params":%b}'],
     "/agents/{key}": [b"%b", b'{"jsonrpc":"2.0","id":1,"method":"run_function","params":{"function":"x","kwargs":%b}}'],
     "/mcp/{key}": [b"%b", CALL_TOOL],
@@ -94,36 +94,40 @@ WRAPPED = {
     "/verify": [b"%b", b'{"response":{"output":%b}}'],
     "/aggregate_metrics": [b"%b", b'{"verify_responses":%b}'],
 }
-"""The paths that bodies are sent to, and the messages around the bodies."""
+"""For each path, the messages into which a body is inserted at `%b`."""
 
 
-def _best_of_three(pour):
-    """Repeat a flood that failed, up to twice: load from other processes won't fail it three times."""
+def _retry_twice(pour):
+    """Repeat a flood that failed, up to twice, because load from other processes may make it fail."""
 
     @functools.wraps(pour)
-    def poured(*arguments):
+    def retried(*arguments):
         for _ in range(2):
             with contextlib.suppress(BrokenError):
                 return pour(*arguments)
         return pour(*arguments)
 
-    return poured
+    return retried
 
 
 class Flood:
-    """Sends floods to a server in this process, each on a separate connection."""
+    """Sends floods to a server in this process, each on a connection of its own."""
 
     def __init__(self, endpoint):
         self._endpoint = endpoint
 
-    @_best_of_three
+    @_retry_twice
     def http(self, name, size):
-        """Send a flood of requests or of their parts. Return the longest stall, in seconds, and the memory, in MiB."""
+        """Send a flood of requests or of parts of a request.
+
+        Returns:
+            The longest stall in seconds, and the memory in MiB, as the other methods do.
+        """
         begin, unit = HTTP_FLOODS[name]
         with self._endpoint.connect() as connection:
             return self._pour(name, connection, begin + unit * (size // len(unit)))
 
-    @_best_of_three
+    @_retry_twice
     def frames(self, name, size, path):
         """Send a flood of frames on a WebSocket."""
         begin, unit = FRAME_FLOODS[name]
@@ -131,9 +135,9 @@ class Flood:
             require(one.status == 101, "no handshake", one.status, one.body)
             return self._pour(name, one.connection, begin + unit * (size // len(unit)))
 
-    @_best_of_three
+    @_retry_twice
     def body(self, name, body, path):
-        """Send a body with many values, instead of a flood of requests."""
+        """Send a single request whose body has many values."""
         if "{key}" in path:
             headers = {"Authorization": f"Bearer {TOKEN}"}
             response = self._endpoint.http.post(
@@ -146,9 +150,10 @@ class Flood:
             return self._pour(name, connection, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
     def streams(self, size):
-        """Open event streams until one is refused, each with an answer of this size that the client doesn't read.
+        """Open event streams until the server refuses one. Each has an answer of `size` bytes that no client reads.
 
-        Return the longest stall, in seconds, the memory, in MiB, and the number of streams.
+        Returns:
+            The longest stall in seconds, the memory in MiB, and the number of streams.
         """
         headers = {"Authorization": f"Bearer {OTHER_TOKEN}"}
         response = self._endpoint.http.post(
@@ -162,9 +167,9 @@ class Flood:
         in_flight, name = self._endpoint.app.state.gateway.in_flight, "event streams that no client reads"
         wait_until(lambda: in_flight.total == 0, "the release of the request's bytes")
         clear_peak()
-        before, pulse, opened = peak(), Pulse(self._endpoint.loop), 0
+        before, meter, opened = peak(), StallMeter(self._endpoint.loop), 0
         with contextlib.ExitStack() as stack:
-            while opened < MOST_STREAMS:
+            while opened < MAX_STREAMS:
                 held = in_flight.total
                 connection = stack.enter_context(self._endpoint.connect())
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -176,16 +181,16 @@ class Flood:
             with self._endpoint.connect() as neighbour:
                 neighbour.sendall(NEIGHBOUR)
                 require(answer(neighbour)[0] == 200, "the neighbour wasn't answered", name)
-        stall, memory = pulse.stop(), peak() - before
+        stall, memory = meter.stop(), peak() - before
         wait_until(lambda: in_flight.total == 0, "the release of the bytes")
-        require(0 < opened < MOST_STREAMS, f"{opened} streams were opened", name)
+        require(0 < opened < MAX_STREAMS, f"{opened} streams were opened", name)
         require(stall < STALL_SECONDS, f"the event loop was blocked for {stall:.2f} s of the processor", name)
-        require(memory < MOST_MEMORY, f"the server took {memory:.0f} MiB", name)
+        require(memory < MAX_MEMORY, f"the server took {memory:.0f} MiB", name)
         return stall, memory, opened
 
     def _pour(self, name, connection, data):
         clear_peak()
-        before, pulse = peak(), Pulse(self._endpoint.loop)
+        before, meter = peak(), StallMeter(self._endpoint.loop)
         sender = threading.Thread(target=_send, args=(connection, data), daemon=True)
         reader = threading.Thread(target=_drain, args=(connection,), daemon=True)
         sender.start()
@@ -196,33 +201,33 @@ class Flood:
                 neighbour.sendall(NEIGHBOUR)
                 require(answer(neighbour)[0] == 200, "the neighbour wasn't answered", name)
                 calls += 1
-        stall, memory = pulse.stop(), peak() - before - len(data) / 2**20
+        stall, memory = meter.stop(), peak() - before - len(data) / 2**20
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         sender.join()
         reader.join()
         require(stall < STALL_SECONDS, f"the event loop was blocked for {stall:.2f} s of the processor", name)
-        require(memory < MOST_MEMORY, f"the server took {memory:.0f} MiB", name)
+        require(memory < MAX_MEMORY, f"the server took {memory:.0f} MiB", name)
         return stall, memory
 
 
 @contextlib.contextmanager
 def flood_of_streams(http):
-    """Start a server that has memory for few answers and begins event streams at once."""
+    """Start a server that has memory for only a few answers, and answers each call with an event stream."""
     limits = {"max_result_bytes": 2 * ANSWER_BYTES, "max_bytes_in_flight": 8 * ANSWER_BYTES, "log_calls": "off"}
     catalog, tokens = load_catalog((PACKS,), ("ledger",)), {"ann": TOKEN, "ben": OTHER_TOKEN}
     with (
         mock.patch.object(event_stream, "SIGN_SECONDS", 0.002),
-        served(http, catalog=catalog, tokens=tokens, **limits) as it,
+        served(http, catalog=catalog, tokens=tokens, **limits) as endpoint,
     ):
-        yield Flood(it)
+        yield Flood(endpoint)
 
 
 def fuzz_floods(http, size=2**20):
     """Send every flood in this size, and every body to every path. Return the stall of each.
 
     Raises:
-        AssertionError: A flood has blocked others, or has used much memory.
+        AssertionError: A flood has blocked the event loop, or has used too much memory.
     """
     stalls = {}
     catalog = load_catalog((PACKS,), ("bank", "chores"))
@@ -232,11 +237,11 @@ def fuzz_floods(http, size=2**20):
             stalls[name] = flood.http(name, size)[0]
         for name in FRAME_FLOODS:
             stalls[name] = flood.frames(name, size, "/openenv/bank/ws")[0]
-        for path, wraps in WRAPPED.items():
+        for path, wraps in WRAPPERS.items():
             for wrap in wraps:
                 for name, body in BODIES.items():
-                    about = f"{name} in {wrap.decode()} at {path}"
-                    stalls[about] = flood.body(about, wrap.replace(b"%b", body), path)[0]
+                    name_of_flood = f"{name} in {wrap.decode()} at {path}"
+                    stalls[name_of_flood] = flood.body(name_of_flood, wrap.replace(b"%b", body), path)[0]
     with flood_of_streams(http) as flood:
         stalls["event streams that no client reads"] = flood.streams(ANSWER_BYTES)[0]
     return stalls

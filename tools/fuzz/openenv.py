@@ -1,7 +1,7 @@
-"""Fuzz test of OpenEnv's paths: hostile requests, messages and frames, as an OpenEnv client would send them.
+"""Fuzz test of OpenEnv's paths: hostile requests, messages and frames.
 
-For any input, a request gets an expected status, never 500. A message gets an answer, or the server closes its
-WebSocket with a reason. The server logs only calls and refusals, and continues.
+For any input, a request must get an expected status, and never 500. A message must get an answer, or the server closes
+the WebSocket with a reason. The server must log only calls and refusals, and must go on serving.
 """
 
 import struct
@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from raw_websocket import BINARY, CLOSE, PING, PONG, TEXT, RawWebSocket, frame
 
-from tools.fuzz.conversations import Talks
-from tools.fuzz.oracle import check_text, require, strict
-from tools.fuzz.values import kwargs, mostly, texts, values, written
+from tools.fuzz.conversations import ConversationRunner
+from tools.fuzz.oracle import check_text, parse_strict, require
+from tools.fuzz.values import damaged_json, kwargs, mostly, texts, values
 
 STATUSES = {200, 400, 404, 413, 415, 422, 426}
 CODES = {"INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR", "EXECUTION_ERROR", "SESSION_ERROR"}
@@ -71,13 +71,13 @@ bodies = (
     | calls
     | _object({}, split=ids, index=values, start=values, stop=values)
 )
-requests = st.tuples(st.sampled_from(PATHS), written(bodies))
+requests = st.tuples(st.sampled_from(PATHS), damaged_json(bodies))
 
 
 @st.composite
 def frames(draw):
-    """Return the frames of a message: whole or in pieces, some with others between, and a few that are wrong."""
-    text = draw(written(messages))
+    """Draw a message as one frame or several, sometimes with other frames between them, rarely with a fault."""
+    text = draw(damaged_json(messages))
     wrong = draw(st.sampled_from([None] * 40 + ["opcode", "binary", "unmasked", "bits", "orphan", "large", "half"]))
     if wrong is not None:
         return {
@@ -110,48 +110,49 @@ endings = st.sampled_from(
 talks = st.tuples(st.sampled_from(SOCKETS), st.lists(frames(), min_size=1, max_size=6), endings)
 
 
+# The last message of a conversation, by whether the path speaks MCP. Its answer repeats `@last`.
 LAST = {True: b'{"jsonrpc":"2.0","id":1,"method":"@last"}', False: b'{"type":"@last"}'}
 
 
-def _talk(port, path, sent, ending):
-    """Send frames and a last message, then close when that is answered. Check all answers and return their kinds."""
-    seen = Counter()
-    with RawWebSocket(port, path) as one:
-        require(one.status == 101, "no handshake", one.status, one.body)
+def _hold_talk(port, path, sent, ending):
+    """Send frames and a last message, and close after the answer to it. Check all answers, and count their kinds."""
+    answer_counts = Counter()
+    with RawWebSocket(port, path) as websocket:
+        require(websocket.status == 101, "no handshake", websocket.status, websocket.body)
         try:
-            one.write(b"".join(sent) + frame(LAST["/mcp" in path]))
+            websocket.write(b"".join(sent) + frame(LAST["/mcp" in path]))
         except OSError:
-            seen["cut off"] += 1
+            answer_counts["cut off"] += 1
         while True:
             try:
-                answer = one.read()
+                answer = websocket.read()
             except ConnectionError:
                 answer = None
             if answer is None:
-                return seen
+                return answer_counts
             opcode, payload = answer
             if opcode == CLOSE:
                 code = struct.unpack("!H", payload[:2])[0] if payload else 1005
                 require(code in CLOSES, "closed with an unexpected code", code, payload, sent)
                 check_text(payload)
-                seen[code] += 1
+                answer_counts[code] += 1
             elif opcode == TEXT:
-                seen[_check_message(payload)] += 1
+                answer_counts[_check_message(payload)] += 1
                 if b"@last" in payload:
-                    one.write(ending or frame(struct.pack("!H", 1000), CLOSE))
+                    websocket.write(ending or frame(struct.pack("!H", 1000), CLOSE))
             else:
                 require(opcode in {PING, PONG}, "an unexpected frame", opcode)
 
 
 def _check_message(payload):
     check_text(payload)
-    message = strict(payload)
+    message = parse_strict(payload)
     if "jsonrpc" in message:
         return _check_rpc(message)
-    require(message.keys() == {"type", "data"}, "a message of another shape", message)
+    require(message.keys() == {"type", "data"}, "a message has an unexpected form", message)
     kind, data = message["type"], message["data"]
     if kind == "error":
-        require(data.keys() == {"message", "code"} and data["message"], "an error of another shape", data)
+        require(data.keys() == {"message", "code"} and data["message"], "an error has an unexpected form", data)
         require(data["code"] in CODES, "an unexpected code", data)
     elif kind == "mcp":
         _check_rpc(data)
@@ -161,44 +162,48 @@ def _check_message(payload):
 
 
 def _check_rpc(answer):
-    require(answer.keys() in ({"jsonrpc", "id", "result"}, {"jsonrpc", "id", "error"}), "another shape", answer)
+    require(
+        answer.keys() in ({"jsonrpc", "id", "result"}, {"jsonrpc", "id", "error"}),
+        "an answer has an unexpected form",
+        answer,
+    )
     error = answer.get("error")
     require(error is None or (error["code"] in RPC_CODES and error["message"]), "an unexpected error", answer)
     return "rpc error" if error else "rpc result"
 
 
-def _ask(http, path, body):
+def _send_request(http, path, body):
     reply = http.post("/openenv/bank" + path, content=body, headers={"content-type": "application/json"})
     require(reply.status_code in STATUSES, "an unexpected status", reply.status_code, path, body, reply.text)
     check_text(reply.content)
-    answer = strict(reply.content)
+    answer = parse_strict(reply.content)
     if path == "/mcp" and reply.status_code == 200:
         _check_rpc(answer)
     elif reply.status_code != 200:
-        require(set(answer) <= {"detail", "jsonrpc", "id", "error"}, "a refusal has another shape", answer)
+        require(set(answer) <= {"detail", "jsonrpc", "id", "error"}, "a refusal has an unexpected form", answer)
     return reply.status_code
 
 
 def fuzz_openenv(server, log, examples, number=None):
-    """Send this many requests and hold as many conversations. Return the number of answers of each kind."""
-    talking = Talks(server, log)
-    once = settings(
+    """Send `examples` requests and hold as many conversations. Return the number of answers by status or kind."""
+    runner = ConversationRunner(server, log)
+    examples_settings = settings(
         max_examples=examples, deadline=None, database=None, derandomize=number is None,
         suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink], print_blob=False,
     )  # fmt: skip
 
-    @once
+    @examples_settings
     @given(requests)
     def ask(request):
-        talking.seen[_ask(server.http, *request)] += 1
+        runner.answer_counts[_send_request(server.http, *request)] += 1
 
-    @once
+    @examples_settings
     @given(talks)
     def talk(conversation):
-        talking.seen.update(_talk(talking.port, *conversation))
+        runner.answer_counts.update(_hold_talk(runner.port, *conversation))
 
     for each in (ask, talk):
         (each if number is None else seed(number)(each))()
         require(server.http.get("/healthz").text == "ok", "the server is not healthy")
-        talking.check_log()
-    return talking.seen
+        runner.check_log()
+    return runner.answer_counts

@@ -1,6 +1,7 @@
-"""Fuzz test of the trainers' protocols: hostile requests to ORS and NeMo Gym, and to MCP's `/mcp`.
+"""Fuzz test of the trainers' protocols: hostile requests to the paths of ORS and NeMo Gym, and to MCP's `/mcp`.
 
-For any input, the server answers in the protocol's form with a message, never with 500, and reveals nothing of Python.
+For any input, the server must answer in the form of the protocol. An error must have a message, and never the status
+500. No answer may reveal internals of Python.
 """
 
 import json
@@ -82,14 +83,14 @@ _headers = st.fixed_dictionaries(
 )
 _paths = st.sampled_from(list(_BODIES))
 _requests = _paths.flatmap(lambda path: st.tuples(st.just(path), _BODIES[path], _headers))
-_written = st.sampled_from([lambda text: text] * 9 + [lambda text: text[:-1], lambda text: text + b"\xff"])
+_damages = st.sampled_from([lambda text: text] * 9 + [lambda text: text[:-1], lambda text: text + b"\xff"])
 
 
 def fuzz_trainers(url, examples, number):
-    """Send this many requests, and some to GET. Return the number of answers per status.
+    """Send `examples` POST requests, and a fixed list of GET requests. Return the number of answers by status.
 
     Raises:
-        AssertionError: An answer isn't one of those allowed.
+        AssertionError: An answer isn't allowed.
     """
     statuses = Counter()
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
@@ -111,10 +112,10 @@ def fuzz_trainers(url, examples, number):
             max_examples=examples, database=None, deadline=None, suppress_health_check=list(HealthCheck),
             phases=[Phase.generate],
         )  # fmt: skip
-        @given(_requests, _written)
-        def send(request, written):
+        @given(_requests, _damages)
+        def send(request, damage):
             path, value, headers = request
-            body = written(json.dumps(value).encode())
+            body = damage(json.dumps(value).encode())
             all_headers = {"content-type": "application/json"}
             all_headers |= {name: text.replace("=x", f"={session}").encode("latin-1") for name, text in headers.items()}
             check(client.post(path, content=body, headers=all_headers), f"{path} {body[:500]!r} {headers}")
@@ -124,7 +125,7 @@ def fuzz_trainers(url, examples, number):
             check(client.post(path, json=body, headers={"x-session-id": "episode"}), "the first episode")
         check(client.post("/seed_session", json={"task": TASK}), "an episode of NeMo Gym")
         session = client.cookies[COOKIE]
-        client.cookies.clear()  # only NeMo Gym's paths are reached with the cookie
+        client.cookies.clear()  # from here on, requests set the cookie explicitly
         send()
         for path in _GETS:
             for sid in ("", "episode", "nope"):

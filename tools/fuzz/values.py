@@ -1,6 +1,7 @@
-"""Hostile values and requests that contain them: Hypothesis strategies for malicious bodies.
+"""Hypothesis strategies for hostile values, and for bodies of requests that contain them.
 
-About half of each request is valid, so that the other half gets past the first check. This module sends nothing.
+About half of each request is valid, because a server would refuse a wholly invalid request at its first check. Then the
+hostile half would never reach the code behind this check. This module sends nothing.
 """
 
 import json
@@ -25,7 +26,7 @@ POINTERS = [
     "/ledger/__class__/__init__", "/" + "9" * 30, "/" + "9" * 5000, "/ledger/ledger/entries/" + "9" * 5000, "#/ledger",
     "/%6cedger", "/" * 3000, "/\x00",
 ]  # fmt: skip
-# Functions that return at once. The fixtures' other functions wait or spin until a test releases them.
+# Functions of the test toolpacks that return at once. Their other functions wait until a test releases them.
 FUNCTIONS = [
     "add", "total", "get_ledger", "append_to", "add_then", "add_and_return", "echo", "add_later", "wish", "befriend",
     "rename_boss", "tag", "half_done", "inspect_state", "push_left", "push_right", "get_left", "put_right", "push_on",
@@ -36,7 +37,8 @@ ARGUMENTS = ["amount", "target", "how", "what", "value", "name", "wish", "times"
 WAYS = ["raise", "exit", "interrupt", "cancel", "generator", "recurse", "surrogate", "lambda", "grow", "object", "much",
         "cycle"]  # fmt: skip
 
-# A placeholder for invalid JSON, or for JSON that some parsers refuse. Most bodies get a harmless value instead.
+# A placeholder. `damaged_json` replaces it in most bodies with a harmless value, and in some bodies with one of the
+# `POISONS`: invalid JSON, or JSON that some parsers refuse.
 POISON = "@poison@"
 POISONS = [
     b"NaN", b"Infinity", b"-Infinity", b'"\\ud800"', b'"\\udfff\\ud800"', b'"\\ud83d"', b'"\xed\xa0\x80"', b'"\xff"',
@@ -47,7 +49,10 @@ HARMLESS = [b"null", b'"a"', b"1e-400", b"9" * 300, b"1E+2", b"-0", b'"\\ud83d\\
 
 
 def mostly(right, odd, times=9):
-    """Draw from `right` `times` times as often as from `odd`. `|` would weigh all their alternatives equally."""
+    """Draw from the strategy `right` `times` times as often as from `odd`.
+
+    `right | odd` would draw each alternative of both strategies equally often.
+    """
     return st.sampled_from([right] * times + [odd]).flatmap(lambda chosen: chosen)
 
 
@@ -118,8 +123,8 @@ class Target:
     """The sessions that requests attack.
 
     Attributes:
-        session: The session that must survive.
-        victim: A session that may be closed.
+        session: A session that no request may close.
+        victim: A session that a request may close.
         foreign: A session of another owner.
     """
 
@@ -129,7 +134,7 @@ class Target:
 
 
 def _plausible(target):
-    """Return a strategy of plausible values for each parameter."""
+    """Return a strategy for plausible values of each parameter."""
     version = st.sampled_from([0, 1, 2, 3]) | st.none()
     return {
         "session_id": st.sampled_from([target.session] * 4 + [target.victim, target.foreign, "0" * 32]),
@@ -173,7 +178,7 @@ def _plausible(target):
     }  # fmt: skip
 
 
-# Methods that end sessions don't get the session that must survive.
+# Methods that end sessions. They never get the id of the session that must survive.
 _ENDING = {"close_session"}
 
 
@@ -183,9 +188,9 @@ def _params(target, model, ending):
         plausible["session_id"] = st.sampled_from([target.victim, target.foreign, "0" * 32])
     names = sorted(model.model_fields, key=lambda name: name != "session_id")
     members = {name: mostly(plausible.get(name, values), values, 12) for name in names}
-    needed = {name: members[name] for name in names if model.model_fields[name].is_required()}
-    others = {name: members[name] for name in names if name not in needed}
-    right = st.fixed_dictionaries(needed, optional=others)
+    required = {name: members[name] for name in names if model.model_fields[name].is_required()}
+    others = {name: members[name] for name in names if name not in required}
+    right = st.fixed_dictionaries(required, optional=others)
     extended = st.builds(lambda valid, more: valid | more, right, st.dictionaries(texts, values, max_size=2))
     partial = st.fixed_dictionaries({}, optional=members)
     by_position = st.tuples(*members.values()).map(list)
@@ -196,7 +201,7 @@ ids = mostly(st.sampled_from([1, "a", 0, -1, 1.5, "", 2**60, 10**25, "\x00", "ðŸ
 
 
 def requests(target, *, agent=False):
-    """Return single requests, most of them of a valid shape."""
+    """Return a strategy for single requests. Most have a valid form."""
     models = {method.declared.name: method for method in (AGENTS_METHODS if agent else CLIENTS_METHODS)}
 
     def request(name):
@@ -214,15 +219,15 @@ def requests(target, *, agent=False):
     return mostly(st.sampled_from(names).flatmap(request), odd, 15)
 
 
-def _written(value, *, raw, spaces):
+def _as_json(value, *, raw, spaces):
     separators = (" ,\n", "\t: ") if spaces else (",", ":")
     return json.dumps(value, ensure_ascii=not raw, separators=separators).encode("utf-8", "surrogatepass")
 
 
 @st.composite
-def written(draw, of_values):
-    """Return the JSON of values, damaged at times."""
-    body = _written(draw(of_values), raw=draw(st.booleans()), spaces=draw(st.booleans()))
+def damaged_json(draw, of_values):
+    """Draw a value, and return its JSON, which is damaged at times."""
+    body = _as_json(draw(of_values), raw=draw(st.booleans()), spaces=draw(st.booleans()))
     mark = json.dumps(POISON).encode()
     if mark in body:
         body = body.replace(mark, draw(st.sampled_from(HARMLESS * 6 + POISONS)))
@@ -232,16 +237,16 @@ def written(draw, of_values):
 
 
 def bodies(target, *, agent=False):
-    """Return bodies: mostly the JSON of one request or of a batch."""
+    """Return a strategy for bodies. Most are the JSON of one request or of a batch."""
     one = requests(target, agent=agent)
-    return written(mostly(one, mostly(st.lists(mostly(one, values, 4), max_size=5), values, 3), 7))
+    return damaged_json(mostly(one, mostly(st.lists(mostly(one, values, 4), max_size=5), values, 3), 7))
 
 
 def _cut(draw, body):
     return body[: draw(st.integers(0, len(body)))]
 
 
-def _inserted(draw, body):
+def _insert(draw, body):
     at = draw(st.integers(0, len(body)))
     odd = [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x00", b"\xef\xbb\xbf", b"NaN",
            b"-Infinity",            b"1e999", b"0x1", b"01", b"//", b",", b'"', b"\\u",
@@ -249,18 +254,18 @@ def _inserted(draw, body):
     return body[:at] + draw(st.sampled_from(odd)) + body[at:]
 
 
-def _doubled(draw, body):
+def _duplicate_member(draw, body):
     key = draw(st.sampled_from([b'"id":7,', b'"method":"run_function",', b'"params":[],', b'"jsonrpc":"1.0",']))
     at = body.find(b"{") + 1
     return body[:at] + key + body[at:]
 
 
-def _overwritten(draw, body):
+def _overwrite(draw, body):
     at = draw(st.integers(0, max(0, len(body) - 1)))
     return body[:at] + bytes([draw(st.integers(0, 255))]) + body[at + 1 :]
 
 
-_DAMAGES = [_cut, _inserted, _doubled, _overwritten]
+_DAMAGES = [_cut, _insert, _duplicate_member, _overwrite]
 
 
 def _request(method, **params):
@@ -270,8 +275,8 @@ def _request(method, **params):
 HEAVY_BYTES = 10 * 2**20
 
 
-def heavy(target, size=HEAVY_BYTES):
-    """Return bodies of about `size` bytes, by name. Each maximises the work in one way."""
+def heavy_bodies(target, size=HEAVY_BYTES):
+    """Return bodies of about `size` bytes, by name. Each causes as much work as possible in one way."""
     one, many = "x" * size, size // 8
     session = target.session
     numbered = dict.fromkeys((f"{number:x}" for number in range(size // 10)), 1)
@@ -320,7 +325,7 @@ def heavy(target, size=HEAVY_BYTES):
     }
 
 
-def strict_request(body):
+def parse_request(body):
     """Parse a body as a server should, or return None if it isn't JSON."""
     try:
         return json.loads(body.decode())
