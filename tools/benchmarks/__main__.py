@@ -5,8 +5,9 @@
     python -m tools.benchmarks --part waiting
     python -m tools.benchmarks --part call
 
-It prints a table of results and a table of bounds; `--out` writes them as JSON and SVG. Exit status 1 means that
-answers and state didn't match, or that `wrk` is missing. A missed bound is only reported.
+It prints a table of results and a table of bounds, which are values that the server should reach. `--out` writes them
+as JSON and SVG. Exit status 1 means that answers and state didn't match, or that `wrk` is missing. A missed bound is
+only reported, because it depends on the machine.
 """
 
 import os
@@ -37,40 +38,43 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "toolpa
 @click.option(
     "--only", multiple=True, help="Measure only contenders that have this word in their name.  [default: all]"
 )
-@click.option("--rounds", default=3, show_default=True, help="Runs of each case.")
-@click.option("--seconds", default=4, show_default=True, help="Seconds of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Number of runs of each case.")
+@click.option("--seconds", default=4, show_default=True, help="Duration of each run.")
 @click.option(
     "--cache",
     type=Path,
     default=CACHE,
     envvar="TOOLPACK_BENCHMARK_CACHE",
     show_default="the user's cache folder",
-    help="Folder for the virtual environments of other contenders.",
+    help="Folder for the virtual environments of the other projects' servers.",
 )
 @click.option(
-    "--size", "sizes", multiple=True, type=int, help="Number of sessions in a waiting crowd.  [default: 32 … 16384]"
+    "--size", "sizes", multiple=True, type=int, help="Number of waiting sessions at once.  [default: 32 … 16384]"
 )
 @click.option("--out", type=Path, help="Folder for the JSON and SVG files.")
 def main(parts, only, rounds, seconds, cache, sizes, out):
     """Measure, and print the results."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop the child processes on SIGTERM too
     plan = Plan(rounds, seconds)
-    about = report.context(plan)
+    conditions = report.context(plan)
     try:
         with tempfile.TemporaryDirectory(prefix="toolpack-benchmark-") as folder:
             workshop = Workshop(Path(folder), cache)
-            crowds, crowd_bounds = waiting.meet(workshop, only, sizes) if not parts or "waiting" in parts else ([], [])
-            alone = [*calls.calls(workshop)] if not parts or "call" in parts else []
-            alone += [*tracing.tracing(workshop)] if not parts or "tracing" in parts else []
-            others = not parts or {*parts} - {"waiting", "call", "tracing"}
-            rows, bounds = measure(workshop, plan, parts or PARTS, only) if others else ([], [])
-            bounds += crowd_bounds + alone
+            crowds, crowd_bounds = [], []
+            if not parts or "waiting" in parts:
+                crowds, crowd_bounds = waiting.measure_crowds(workshop, only, sizes)
+            own_bounds = [*calls.calls(workshop)] if not parts or "call" in parts else []
+            own_bounds += [*tracing.tracing(workshop)] if not parts or "tracing" in parts else []
+            has_other_parts = not parts or {*parts} - {"waiting", "call", "tracing"}
+            rows, bounds = measure(workshop, plan, parts or PARTS, only) if has_other_parts else ([], [])
+            bounds += crowd_bounds + own_bounds
     except UnavailableError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         sys.exit(130)
-    machine = f"Python {about['python']}, {about['processors']} processors, load before {about['load_before']:.2f}"
-    click.echo(f"{about['date']}, {machine}; {about['command']}\n")
+    machine = f"Python {conditions['python']}, {conditions['processors']} processors"
+    machine += f", load before {conditions['load_before']:.2f}"
+    click.echo(f"{conditions['date']}, {machine}; {conditions['command']}\n")
     if rows:
         click.echo(f"{report.table(rows)}\n")
     if crowds:
@@ -78,10 +82,10 @@ def main(parts, only, rounds, seconds, cache, sizes, out):
     if bounds:
         click.echo(f"{report.bounds_table(bounds)}\n")
     if out:
-        for path in report.write(out, about, rows, bounds, crowds):
+        for path in report.write(out, conditions, rows, bounds, crowds):
             click.echo(f"written: {path}")
     if any(row.problems for row in rows):
-        raise click.ClickException("answers and state did not match: see the table.")
+        raise click.ClickException("Answers and state didn't match: see the rows with WRONG in the table.")
 
 
 def measure(workshop, plan, parts, only):
@@ -93,15 +97,15 @@ def measure(workshop, plan, parts, only):
             rows = compare(workshop, (reference, fast), plan, only)
             bounds += measurements.throughput(rows)
         for part, bound_of in (
-            ("latency", lambda: measurements.quiet_and_beside_noise(workshop, reference, plan)),
-            ("touched", lambda: measurements.touched_only(workshop, plan)),
+            ("latency", lambda: measurements.latency(workshop, reference, plan)),
+            ("touched", lambda: measurements.untouched_field(workshop, plan)),
             ("sessions", lambda: measurements.sessions(workshop, plan)),
             ("growth", lambda: growth.growth(workshop)),
             ("workers", lambda: workers.two_workers(workshop, plan, only)),
             ("isolation", lambda: isolation.isolation(workshop, plan)),
             ("worlds", lambda: worlds.worlds(workshop)),
             ("start", lambda: measurements.start(workshop, plan)),
-            ("audit", lambda: auditing.auditing(workshop)),
+            ("audit", lambda: auditing.measure_audit(workshop)),
         ):
             if part in parts:
                 for bound in bound_of():

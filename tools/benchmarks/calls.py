@@ -1,7 +1,8 @@
 """The processor time of a call without sockets, compared with bare Starlette in the same process.
 
-Only the system's sockets are left out. Each server gets bursts of calls in turn. Of hundreds of bursts, the one at the
-5th percentile counts: other load on the machine only slows the others, and the system's CPU clock errs now and then.
+Everything but the system's sockets is measured. The servers take turns, and a turn has many bursts of calls. The result
+is the 5th percentile of all bursts. Most bursts are slower, because of other load on the machine. Bursts below the 5th
+percentile may come from errors of the system's CPU clock.
 """
 
 import asyncio
@@ -27,12 +28,12 @@ from tools.benchmarks.processes import UnavailableError
 from tools.benchmarks.workshop import APPS, PACKS, Workshop
 
 BURSTS = 600
-AT_ONCE = 8
-WARM = 50
-# The limits relative to bare Starlette on h11: a lower limit of the call rate with 8 connections, and an upper limit of
-# the processor time with one.
-LIMITS = {"read": 0.8, "change": 0.6}
-ALONE = 2.0
+AT_ONCE = 8  # calls of a burst
+TURN_BURSTS = 50
+# Limits relative to bare Starlette on h11: the minimum call rate with 8 connections, and the maximum processor time
+# with one connection.
+MIN_RATES = {"read": 0.8, "change": 0.6}
+MAX_RATIO = 2.0
 BARES = {"h11": ("asyncio", "h11"), "uvloop and httptools": ("uvloop", "httptools")}
 
 Burst = Callable[[], list[list[bytes]]]
@@ -42,30 +43,30 @@ def calls(workshop: Workshop) -> Iterator[Bound]:
     """Measure reads and changes that arrive at once, and one after the other on one connection."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)  # as in a worker
-    with contextlib.ExitStack() as closing:
+    gc.set_threshold(50_000, 20, 100)  # the thresholds of a worker
+    with contextlib.ExitStack() as stack:
         bursts: dict[tuple[str, str], Burst] = {}
-        log = closing.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - not a regular file
-        closing.enter_context(contextlib.redirect_stderr(log))
+        log = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - not a regular file
+        stack.enter_context(contextlib.redirect_stderr(log))
         for name, (loop, http) in BARES.items():
             clients = _bare(loop, http)
-            bursts |= _both(f"bare on {name}", "bare", clients.burst, _call("0" * 32, "add", amount=1))
+            bursts |= _two_bursts(f"bare on {name}", "bare", clients.burst, _call("0" * 32, "add", amount=1))
         server = WholeServer(
             load_catalog((PACKS,), ("counter",)), data_dir=workshop.folder / "calls", pack_dir=(PACKS,), packs="counter"
         )
-        closing.callback(server.close)
+        stack.callback(server.close)
         session = server.rpc("create_session", toolpacks=["counter"])["session_id"]
-        bursts |= _both("ours", "read", server.burst, _call(session, "get"))
-        bursts |= _both("ours", "change", server.burst, _call(session, "add", amount=1))
-        took = _least(bursts)
-    for how in ("at once", "alone"):
-        bares = {name: took[f"bare on {name}", f"bare {how}"] for name in BARES}
-        for kind, at_least in LIMITS.items():
-            ours = took["ours", f"{kind} {how}"]
+        bursts |= _two_bursts("ours", "read", server.burst, _call(session, "get"))
+        bursts |= _two_bursts("ours", "change", server.burst, _call(session, "add", amount=1))
+        microseconds = _measure(bursts)
+    for arrival in ("at once", "alone"):
+        bares = {name: microseconds[f"bare on {name}", f"bare {arrival}"] for name in BARES}
+        for kind, at_least in MIN_RATES.items():
+            ours = microseconds["ours", f"{kind} {arrival}"]
             detail = f"{ours:.0f} µs; bare " + ", ".join(f"{value:.0f} on {name}" for name, value in bares.items())
-            if how == "alone":
+            if arrival == "alone":
                 name = f"processor of a {kind}, one connection"
-                yield Bound(name, ours / bares["h11"], ALONE, detail=detail)
+                yield Bound(name, ours / bares["h11"], MAX_RATIO, detail=detail)
             else:
                 name = f"{AT_ONCE} connections, {kind}, by processor"
                 yield Bound(name, bares["h11"] / ours, at_least, at_least=True, detail=detail)
@@ -76,31 +77,33 @@ def _call(session: str, function: str, **kwargs: Any) -> bytes:
     return request("/rpc", {"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
 
 
-def _both(server: str, kind: str, burst: Callable[..., list[list[bytes]]], call: bytes) -> dict[tuple[str, str], Burst]:
-    """Return two bursts with the same number of calls: at once, and one after the other."""
+def _two_bursts(
+    server: str, kind: str, burst: Callable[..., list[list[bytes]]], call: bytes
+) -> dict[tuple[str, str], Burst]:
+    """Return two bursts of the same calls: all calls at once on several connections, and one call after another."""
     return {
         (server, f"{kind} at once"): partial(burst, [[call]] * AT_ONCE),
         (server, f"{kind} alone"): partial(burst, [[call] * AT_ONCE]),
     }
 
 
-def _least(bursts: dict[tuple[str, str], Burst]) -> dict[tuple[str, str], float]:
-    """Return about the least processor time of a call, in µs, for each burst. The bursts take turns."""
-    took: dict[tuple[str, str], list[float]] = {name: [] for name in bursts}
-    for _ in range(BURSTS // WARM):
+def _measure(bursts: dict[tuple[str, str], Burst]) -> dict[tuple[str, str], float]:
+    """Return the processor time of a call in µs, for each kind of burst."""
+    seconds_by_burst: dict[tuple[str, str], list[float]] = {name: [] for name in bursts}
+    for _ in range(BURSTS // TURN_BURSTS):
         for name, burst in bursts.items():
-            for _ in range(WARM):  # the first bursts find another server's data in the CPU caches
+            for _ in range(TURN_BURSTS):  # many bursts, because the first ones find other data in the CPU caches
                 began = time.process_time()
                 replies = burst()
-                took[name].append(time.process_time() - began)
-                right = b"".join(reply for some in replies for reply in some).count(b'"error":null}')
-                if right != AT_ONCE:
-                    raise UnavailableError(f"{name}: of {AT_ONCE} calls {right} were answered without an error")
-    return {name: sorted(seconds)[len(seconds) // 20] / AT_ONCE * 1e6 for name, seconds in took.items()}
+                seconds_by_burst[name].append(time.process_time() - began)
+                correct = b"".join(reply for some in replies for reply in some).count(b'"error":null}')
+                if correct != AT_ONCE:
+                    raise UnavailableError(f"{name}: only {correct} of {AT_ONCE} calls were answered without an error")
+    return {name: sorted(seconds)[len(seconds) // 20] / AT_ONCE * 1e6 for name, seconds in seconds_by_burst.items()}
 
 
 def _bare(loop_name: str, http: str) -> Clients:
-    """Return clients of bare Starlette."""
+    """Start bare Starlette in a thread, and return its clients."""
     with mock.patch.dict(sys.modules, serving=mock.Mock()), mock.patch.object(sys, "path", [str(APPS), *sys.path]):
         sys.modules.pop("serve_bare", None)
         module = importlib.import_module("serve_bare")

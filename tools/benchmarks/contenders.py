@@ -1,6 +1,7 @@
-"""The contenders: each starts its server or loop, and yields the cases to measure.
+"""The contenders: this server, bare Starlette, and servers of other projects that do the same work.
 
-Every contender adds to a counter, or to AgentDojo's environments, so all do the same work.
+Each function starts a contender, and yields its cases: the kinds of calls to measure. The calls add to a counter, or
+change an environment of AgentDojo.
 """
 
 import contextlib
@@ -17,15 +18,15 @@ from tools.benchmarks.wire import JSON, Client, jsonrpc, request_bytes
 from tools.benchmarks.workshop import Workshop
 
 ONE = {"amount": 1}
-ASYNC = "an async function: no hop to a thread"
+ASYNC_NOTE = "an async function: no hop to a thread"
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One server or loop.
+    """A server, or a loop without a server.
 
     Attributes:
-        name: The name in the table if the contender can't be started.
+        name: The name. The table of results shows it if the contender can't be started.
         cases: Starts the contender and yields its cases. The contender is stopped when the block ends.
     """
 
@@ -35,9 +36,9 @@ class Contender:
 
 @contextlib.contextmanager
 def bare(workshop: Workshop, *, plain: bool) -> Iterator[HttpCase]:
-    """Bare Starlette, the reference for all others. `plain` means as pip installs it, without uvloop and httptools."""
+    """Start bare Starlette, the reference for all contenders. `plain` starts it without uvloop and httptools."""
     call = jsonrpc("run_function", {"session_id": "0" * 32, "function": "add", "kwargs": ONE})
-    with _listening(workshop, "serve_bare", plain=plain) as (process, port):
+    with _serve(workshop, "serve_bare", plain=plain) as (process, port):
         client = Client(port, "/rpc")
         requests = [request_bytes(port, "/rpc", call, ours.HEADERS)]
         add_nothing = {**call, "params": {"kwargs": {"amount": 0}}}
@@ -53,7 +54,7 @@ def bare(workshop: Workshop, *, plain: bool) -> Iterator[HttpCase]:
 
 
 @contextlib.contextmanager
-def _listening(
+def _serve(
     workshop: Workshop, module: str, *arguments: str, requirements: str | None = None, plain: bool = False
 ) -> Iterator[Any]:
     port = free_port()
@@ -71,8 +72,8 @@ def _ours(store: str, workshop: Workshop) -> Iterator[list[Case]]:
             server.case(f"{name} tiny, read, 1 session", "get", sessions=1),
             server.case(f"{name} tiny, change", "add", ONE, note="8 sessions"),
             server.case(f"{name} tiny, change, 1 session", "add", ONE, sessions=1),
-            server.case(f"{name} tiny, change, agents' address", "add", ONE, door="agents", note="8 sessions"),
-            server.case(f"{name} tiny, change, MCP tool call", "add", ONE, door="mcp", note="8 sessions"),
+            server.case(f"{name} tiny, change, agents' address", "add", ONE, protocol="agents", note="8 sessions"),
+            server.case(f"{name} tiny, change, MCP tool call", "add", ONE, protocol="mcp", note="8 sessions"),
         ]
         for size, (suite, function, kwargs) in ours.AGENTDOJO.items():
             note = f"8 sessions; {suite}: {function}"
@@ -107,7 +108,7 @@ INITIALIZE = {
 
 @contextlib.contextmanager
 def _fastmcp(mode: str, workshop: Workshop) -> Iterator[list[Case]]:
-    with _listening(workshop, "serve_fastmcp", mode, requirements="fastmcp") as (process, port):
+    with _serve(workshop, "serve_fastmcp", mode, requirements="fastmcp") as (process, port):
         sessions = [_mcp_session(port) if mode == "sessions" else MCP_HEADERS for _ in range(ours.SESSIONS)]
         # Concurrent requests of one session need different ids.
         requests = [
@@ -123,14 +124,14 @@ def _fastmcp(mode: str, workshop: Workshop) -> Iterator[list[Case]]:
                 requests,
                 '"isError":false',
                 lambda: client.call("tools/call", ADD_NOTHING)["structuredContent"]["result"],
-                note=f"streamable HTTP, JSON answers; {ASYNC}; one state for all",
+                note=f"streamable HTTP, JSON answers; {ASYNC_NOTE}; one state for all",
             )
         ]
 
 
 @contextlib.contextmanager
 def _mcp_sdk(workshop: Workshop) -> Iterator[list[Case]]:
-    with _listening(workshop, "serve_mcp_sdk", requirements="fastmcp") as (process, port):
+    with _serve(workshop, "serve_mcp_sdk", requirements="fastmcp") as (process, port):
         client = Client(port, "/mcp", MCP_HEADERS)
         requests = [request_bytes(port, "/mcp", {**ADD_TOOL, "id": number}, MCP_HEADERS) for number in range(IDS)]
         yield [
@@ -141,7 +142,7 @@ def _mcp_sdk(workshop: Workshop) -> Iterator[list[Case]]:
                 requests,
                 '"isError":false',
                 lambda: int(client.call("tools/call", ADD_NOTHING)["content"][0]["text"]),
-                note=f"streamable HTTP, JSON answers; {ASYNC}; one state for all",
+                note=f"streamable HTTP, JSON answers; {ASYNC_NOTE}; one state for all",
             )
         ]
 
@@ -155,7 +156,7 @@ def _mcp_session(port: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _openenv_step(workshop: Workshop) -> Iterator[list[Case]]:
-    with _listening(workshop, "serve_openenv", "step", requirements="openenv") as (process, port):
+    with _serve(workshop, "serve_openenv", "step", requirements="openenv") as (process, port):
         client = Client(port, "/step")
         yield [
             HttpCase(
@@ -165,14 +166,14 @@ def _openenv_step(workshop: Workshop) -> Iterator[list[Case]]:
                 [request_bytes(port, "/step", {"action": ONE})],
                 '"observation":{"value":',
                 lambda: client.post({"action": {"amount": 0}})[0]["observation"]["value"],
-                note=f"one state for all: steps have no sessions over HTTP; {ASYNC}",
+                note=f"one state for all: steps have no sessions over HTTP; {ASYNC_NOTE}",
             )
         ]
 
 
 @contextlib.contextmanager
 def _openenv_tool(workshop: Workshop) -> Iterator[list[Case]]:
-    with _listening(workshop, "serve_openenv", "tool", requirements="openenv") as (process, port):
+    with _serve(workshop, "serve_openenv", "tool", requirements="openenv") as (process, port):
         client = Client(port, "/mcp")
         ids = [client.call("openenv/session/create", {})["session_id"] for _ in range(ours.SESSIONS)]
 
@@ -180,38 +181,38 @@ def _openenv_tool(workshop: Workshop) -> Iterator[list[Case]]:
             arguments = {"session_id": session_id, "name": "add", "arguments": {"amount": amount}}
             return jsonrpc("tools/call", arguments)
 
-        def counted() -> int:
+        def read_count() -> int:
             results = [client.post(call(session_id, 0))[0]["result"] for session_id in ids]
             return sum(result["data"] for result in results)
 
         requests = [request_bytes(port, "/mcp", call(session_id, 1)) for session_id in ids]
-        note = f"8 sessions; {ASYNC}"
-        yield [HttpCase("OpenEnv tool call", process, port, requests, '"is_error":false', counted, note=note)]
+        note = f"8 sessions; {ASYNC_NOTE}"
+        yield [HttpCase("OpenEnv tool call", process, port, requests, '"is_error":false', read_count, note=note)]
 
 
 @contextlib.contextmanager
 def _fastapi_jsonrpc(workshop: Workshop) -> Iterator[list[Case]]:
-    with _listening(workshop, "serve_jsonrpc", requirements="fastapi-jsonrpc") as (process, port):
+    with _serve(workshop, "serve_jsonrpc", requirements="fastapi-jsonrpc") as (process, port):
         client = Client(port, "/rpc")
         requests = [request_bytes(port, "/rpc", jsonrpc("add", ONE))]
-        note = f"no sessions, no records; {ASYNC}"
-        counted = functools.partial(client.call, "add", {"amount": 0})
-        yield [HttpCase("fastapi-jsonrpc", process, port, requests, '"result":', counted, note=note)]
+        note = f"no sessions, no records; {ASYNC_NOTE}"
+        read_count = functools.partial(client.call, "add", {"amount": 0})
+        yield [HttpCase("fastapi-jsonrpc", process, port, requests, '"result":', read_count, note=note)]
 
 
 @contextlib.contextmanager
 def _fastapi(workshop: Workshop) -> Iterator[list[Case]]:
     file = workshop.folder / "by-hand.db"
-    with _listening(workshop, "serve_fastapi", str(file), requirements="fastapi") as (process, port):
+    with _serve(workshop, "serve_fastapi", str(file), requirements="fastapi") as (process, port):
         client = Client(port, "/call")
         ids = [f"session {number}" for number in range(ours.SESSIONS)]
         requests = [request_bytes(port, "/call", {"session": id_, "amount": 1}) for id_ in ids]
 
-        def counted() -> int:
+        def read_count() -> int:
             return sum(client.post({"session": id_, "amount": 0})[0]["result"] for id_ in ids)
 
         note = "8 sessions; aiosqlite, one transaction a call; uvloop and httptools"
-        yield [HttpCase("FastAPI by hand, durable", process, port, requests, '"result":', counted, note=note)]
+        yield [HttpCase("FastAPI by hand, durable", process, port, requests, '"result":', read_count, note=note)]
 
 
 @contextlib.contextmanager

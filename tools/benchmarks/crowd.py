@@ -1,10 +1,10 @@
-"""A crowd of sessions, in a separate process: each is created, takes one step that waits, and is closed.
+"""A crowd of sessions, in a process of its own: each session is created, makes one call that waits, and is closed.
 
-    python crowd.py ours|episodes|answers|door|ors|nemo_gym|mcp|openenv PORT SESSIONS SECONDS [TOKEN]
+    python crowd.py ours|episodes|answers|our_openenv|ors|nemo_gym|mcp|openenv PORT SESSIONS SECONDS [TOKEN]
 
-It prints one line of JSON: the durations of the sessions that ended well, and the problems of the others. The process
-shares the processor with the server, so it uses as little of it as possible: prepared bytes, one connection per
-session, no library for HTTP or WebSockets. A session's time runs from the start of the whole crowd.
+It prints one line of JSON: the durations of the sessions that ended well, and the problems of the other sessions. The
+process shares the processor with the server, so it uses as little processor time as possible: prepared bytes, one
+connection per session, no library for HTTP or WebSockets. A session's time runs from the start of the whole crowd.
 """
 
 import asyncio
@@ -14,28 +14,32 @@ import sys
 import time
 from collections import Counter, deque
 
-CONNECTING = 500  # maximum number of connections being opened: a listening socket can't queue thousands
-CROWD_SECONDS = 180  # time limit of the crowd; sessions without an answer by then count as unanswered
+MAX_CONNECTING = 500  # connections that are opened at once, because a listening socket can't queue thousands
+CROWD_SECONDS = 180  # time limit of the crowd; a session that hasn't ended by then counts as unanswered
 SESSION_ID = b'"session_id":"'
 FAKE_ID = b"0" * 48  # as long as the server's session ids
 
 
 class Session(asyncio.Protocol):
-    """One session. It sends one request after another on its connection."""
+    """A session, which sends one request after another on a connection of its own.
+
+    Subclasses implement `first_request`, `answer`, which returns a complete answer or None, and `next_request`, which
+    returns None after the last answer and raises a `ValueError` for a wrong answer.
+    """
 
     def __init__(self, crowd):
         self.crowd = crowd
         self.received = b""
         self.answers = 0
-        self.asked_at = 0.0
+        self.sent_at = 0.0
 
     def connection_made(self, transport):
         self.transport = transport
-        self.crowd.connected()
-        self.ask(self.first())
+        self.crowd.on_connected()
+        self.send(self.first_request())
 
-    def ask(self, request):
-        self.asked_at = time.perf_counter()
+    def send(self, request):
+        self.sent_at = time.perf_counter()
         self.transport.write(request)
 
     def data_received(self, data):
@@ -45,19 +49,19 @@ class Session(asyncio.Protocol):
             self.received = b""
             self.answers += 1
             try:
-                request = self.next(answer)
-            except ValueError as wrong:
-                self.end(str(wrong))
+                request = self.next_request(answer)
+            except ValueError as error:
+                self.end(str(error))
             else:
                 if request is None:
                     self.end()
                 else:
-                    self.ask(request)
+                    self.send(request)
 
-    def end(self, wrong=""):
+    def end(self, problem=""):
         crowd, self.crowd = self.crowd, None
         if crowd is not None:
-            crowd.ended(wrong)
+            crowd.on_end(problem)
             self.transport.close()
 
     def connection_lost(self, _error):
@@ -68,9 +72,9 @@ class OurSession(Session):
     """A session of Toolpack Server: three HTTP requests."""
 
     begin = {"toolpacks": ["waiter"]}  # noqa: RUF012 - never changed
-    last, ended = "close_session", b'"result":1'
+    last, last_answer = "close_session", b'"result":1'
 
-    def first(self):
+    def first_request(self):
         return self.crowd.post("create_session", self.begin)
 
     def answer(self):
@@ -80,17 +84,17 @@ class OurSession(Session):
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         return body if len(body) == length else None
 
-    def next(self, answer):
+    def next_request(self, answer):
         if self.answers == 1:
-            _, found, rest = answer.partition(SESSION_ID)
-            if not found:
+            _, separator, rest = answer.partition(SESSION_ID)
+            if not separator:
                 raise ValueError(answer[:200].decode())
             self.id = rest[: rest.index(b'"')]
-            return self.crowd.of_session("run_function", self.id)
-        self.crowd.look_at_step(self)
+            return self.crowd.session_request("run_function", self.id)
+        self.crowd.record_step(self)
         if self.answers == 2 and b'"error":null' in answer:
-            return self.crowd.of_session(self.last, self.id)
-        if self.answers == 3 and self.ended in answer:
+            return self.crowd.session_request(self.last, self.id)
+        if self.answers == 3 and self.last_answer in answer:
             return None
         raise ValueError(answer[:200].decode())
 
@@ -99,18 +103,18 @@ class OurEpisode(OurSession):
     """A session with a task; its verdict is recorded at the end."""
 
     begin = {"task": "waiter/waits"}  # noqa: RUF012 - never changed
-    last, ended = "evaluate_session", b'"reward":1.0'
+    last, last_answer = "evaluate_session", b'"reward":1.0'
 
 
 class OurAnswer(OurSession):
-    """An episode with the same work as one of ORS: calls with call_ids, and an answer besides the verdict."""
+    """A session with the same work as an episode of ORS: requests have call_ids, and the agent submits an answer."""
 
-    def first(self):
-        self.call_id = f"{self.crowd.began}-{len(self.crowd.begun)}"
-        self.crowd.begun.append(self.call_id)
+    def first_request(self):
+        self.call_id = f"{self.crowd.began}-{len(self.crowd.ids)}"
+        self.crowd.ids.append(self.call_id)
         return self.crowd.post("create_session", {"task": "waiter/waits", "call_id": self.call_id})
 
-    def next(self, answer):
+    def next_request(self, answer):
         if self.answers < 4 and b'"error":{' in answer:
             raise ValueError(answer[:200].decode())
         if self.answers == 1:
@@ -118,9 +122,9 @@ class OurAnswer(OurSession):
             step = {"function": "wait", "kwargs": {"seconds": self.crowd.seconds}}
             return self.crowd.post("run_function", {"session_id": self.id, "call_id": self.call_id, **step})
         if self.answers == 2:
-            self.crowd.look_at_step(self)
-            answered = {"session_id": self.id, "answer": "", "call_id": f"{self.call_id}-answer"}
-            return self.crowd.post("submit_answer", answered)
+            self.crowd.record_step(self)
+            params = {"session_id": self.id, "answer": "", "call_id": f"{self.call_id}-answer"}
+            return self.crowd.post("submit_answer", params)
         if self.answers == 3:
             return self.crowd.post("evaluate_session", {"session_id": self.id, "record": True})
         if b'"reward":1.0' in answer:
@@ -129,9 +133,9 @@ class OurAnswer(OurSession):
 
 
 class GymSession(OurSession):
-    """An episode of NeMo Gym: the client seeds it, makes one call that waits, and verifies it."""
+    """An episode of NeMo Gym: `seed_session`, a call that waits, and `verify`. A cookie names the session."""
 
-    def first(self):
+    def first_request(self):
         return self.crowd.post_to("seed_session", {"task": "waiter/waits"})
 
     def answer(self):
@@ -144,31 +148,32 @@ class GymSession(OurSession):
 
     cookie = ""
 
-    def next(self, answer):
+    def next_request(self, answer):
         cookie = f"Cookie: toolpack_session={self.cookie}\r\n"
         if self.answers == 1 and self.cookie:
             return self.crowd.post_to("wait", {"seconds": self.crowd.seconds}, cookie)
-        self.crowd.look_at_step(self)
+        self.crowd.record_step(self)
         if self.answers == 2 and answer == b"1":
-            said = {"type": "message", "role": "assistant", "content": "Done."}
-            return self.crowd.post_to("verify", {"response": {"output": [said]}}, cookie)
+            message = {"type": "message", "role": "assistant", "content": "Done."}
+            return self.crowd.post_to("verify", {"response": {"output": [message]}}, cookie)
         if self.answers == 3 and b'"reward":1.0' in answer:
             return None
         raise ValueError(answer[:200].decode(errors="replace"))
 
 
 class McpSession(GymSession):
-    """A session that an MCP client creates, plays and deletes. The client accepts no event streams, which slow answers
-    would use.
+    """A session that an MCP client creates, plays and deletes.
+
+    The client doesn't accept event streams, because the server would use them for slow answers.
     """
 
     def post(self, method, params, more=""):
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         return self.crowd.post_to("mcp?task=waiter/waits", body, more)
 
-    def first(self):
-        about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "crowd", "version": "1"}}
-        return self.post("initialize", about)
+    def first_request(self):
+        params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "crowd", "version": "1"}}
+        return self.post("initialize", params)
 
     def answer(self):
         head, separator, body = self.received.partition(b"\r\n\r\n")
@@ -178,24 +183,24 @@ class McpSession(GymSession):
         length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
         return body if len(body) == int(length or 0) else None
 
-    def next(self, answer):
+    def next_request(self, answer):
         session = f"Mcp-Session-Id: {self.cookie}\r\n"
         if self.answers == 1 and self.cookie:
             return self.post("tools/call", {"name": "wait", "arguments": {"seconds": self.crowd.seconds}}, session)
-        self.crowd.look_at_step(self)
+        self.crowd.record_step(self)
         if self.answers == 2 and b'"isError":false' in answer:
-            return self.crowd.deleted("mcp", session)
+            return self.crowd.delete("mcp", session)
         if self.answers == 3 and not answer:
             return None
         raise ValueError(answer[:200].decode(errors="replace"))
 
 
 class OrsSession(Session):
-    """An episode of the Open Reward Standard: the client creates it, makes one call that waits, and answers."""
+    """An episode of the Open Reward Standard: `create`, a call that waits, and `submit_answer`."""
 
-    def first(self):
-        self.id = f"{self.crowd.began}-{len(self.crowd.begun)}"
-        self.crowd.begun.append(self.id)
+    def first_request(self):
+        self.id = f"{self.crowd.began}-{len(self.crowd.ids)}"
+        self.crowd.ids.append(self.id)
         return self.post("create", {"task_spec": {"task": "waiter/waits"}})
 
     def post(self, path, body):
@@ -210,10 +215,10 @@ class OrsSession(Session):
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         return body if len(body) == length else None
 
-    def next(self, answer):
+    def next_request(self, answer):
         if self.answers == 1 and b'"sid"' in answer:
             return self.post("call", {"name": "wait", "input": {"seconds": self.crowd.seconds}})
-        self.crowd.look_at_step(self)
+        self.crowd.record_step(self)
         if self.answers == 2 and b'"ok":true' in answer:
             return self.post("call", {"name": "submit_answer", "input": {"answer": ""}})
         if self.answers == 3 and b'"reward":1.0' in answer:
@@ -222,12 +227,12 @@ class OrsSession(Session):
 
 
 class OpenEnvSession(Session):
-    """A session of OpenEnv: two messages on a WebSocket. The server closes it after the third."""
+    """A session of OpenEnv on a WebSocket: a reset, a step, and a message after which the server closes it."""
 
     path = "/ws"
-    upgraded = left = False
+    is_upgraded = is_closing = False
 
-    def first(self):
+    def first_request(self):
         return self.crowd.handshake(self.path)
 
     def reset(self):
@@ -237,7 +242,7 @@ class OpenEnvSession(Session):
         return {"seconds": self.crowd.seconds}
 
     def answer(self):
-        if not self.upgraded:
+        if not self.is_upgraded:
             return self.received if self.received.endswith(b"\r\n\r\n") else None
         data = self.received
         size, start = (data[1], 2) if len(data) > 1 else (0, 2)
@@ -245,32 +250,32 @@ class OpenEnvSession(Session):
             size, start = int.from_bytes(data[2:4]), 4
         return data[start:] if len(data) >= start + size else None
 
-    def next(self, answer):
+    def next_request(self, answer):
         if self.answers == 1:
-            self.upgraded = True
+            self.is_upgraded = True
             if b" 101 " not in answer:
                 raise ValueError(answer[:200].decode())
             return frame({"type": "reset", "data": self.reset()})
         if self.answers == 3:
-            self.crowd.look_at_step(self)
-        if self.left:  # the server closed the WebSocket
+            self.crowd.record_step(self)
+        if self.is_closing:  # the server closed the WebSocket
             return None
         if b'"observation"' not in answer:
             raise ValueError(answer[:200].decode(errors="replace"))
-        return frame({"type": "step", "data": self.step()}) if self.answers == 2 else self.leave()
+        return frame({"type": "step", "data": self.step()}) if self.answers == 2 else self.close_message()
 
-    def leave(self):
-        self.left = True
+    def close_message(self):
+        self.is_closing = True
         return frame({"type": "close"})
 
     def connection_lost(self, error):
-        if self.left:
+        if self.is_closing:
             self.end()
         super().connection_lost(error)
 
 
-class DoorSession(OpenEnvSession):
-    """An episode of OpenEnv at Toolpack Server. Its verdict is recorded when the WebSocket is closed."""
+class OurOpenEnvSession(OpenEnvSession):
+    """An episode at Toolpack Server's paths for OpenEnv. The server records its verdict when the WebSocket closes."""
 
     path = "/openenv/waiter/ws"
 
@@ -281,11 +286,11 @@ class DoorSession(OpenEnvSession):
         return {"type": "call_tool", "tool_name": "wait", "arguments": {"seconds": self.crowd.seconds}}
 
 
-KINDS = {
+SESSION_CLASSES = {
     "ours": OurSession,
     "episodes": OurEpisode,
     "answers": OurAnswer,
-    "door": DoorSession,
+    "our_openenv": OurOpenEnvSession,
     "ors": OrsSession,
     "nemo_gym": GymSession,
     "mcp": McpSession,
@@ -294,22 +299,28 @@ KINDS = {
 
 
 def frame(message):
-    """Return a client's WebSocket frame of a text message. A mask of zeros leaves the bytes unchanged."""
+    """Return a client's WebSocket frame with a text message. The mask is zero, so the bytes needn't be changed."""
     text = json.dumps(message).encode()
     assert len(text) < 126
     return bytes((0x81, 0x80 | len(text), 0, 0, 0, 0)) + text
 
 
 class Crowd:
-    """All sessions of a crowd, and their results."""
+    """All sessions of a crowd, and their results.
+
+    Attributes:
+        times: The durations of the sessions that ended well.
+        steps: The durations of the calls that wait.
+        problems: The number of failed sessions, by problem.
+    """
 
     def __init__(self, kind, port, sessions, seconds, token=""):
         self.kind, self.port, self.seconds, self.token = kind, port, seconds, token
         self.waiting = deque(range(sessions))
         self.connecting = 0
         self.open = sessions
-        self.times, self.steps, self.wrong = [], [], Counter()
-        self.begun = []
+        self.times, self.steps, self.problems = [], [], Counter()
+        self.ids = []
         self.done = asyncio.get_running_loop().create_future()
         step = {"function": "wait", "kwargs": {"seconds": seconds}}
         self.requests = {
@@ -334,10 +345,10 @@ class Crowd:
         head += self.authorization() + more
         return f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
 
-    def deleted(self, path, more):
+    def delete(self, path, more):
         return f"DELETE /{path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n{self.authorization()}{more}\r\n".encode()
 
-    def of_session(self, method, id_):
+    def session_request(self, method, id_):
         return id_.join(self.requests[method])
 
     async def run(self):
@@ -346,28 +357,28 @@ class Crowd:
         await asyncio.wait([self.done], timeout=CROWD_SECONDS)
 
     def connect(self):
-        while self.waiting and self.connecting < CONNECTING:
+        while self.waiting and self.connecting < MAX_CONNECTING:
             self.waiting.popleft()
             self.connecting += 1
-            asyncio.get_running_loop().create_task(self.connect_one())
+            asyncio.get_running_loop().create_task(self.open_connection())
 
-    async def connect_one(self):
+    async def open_connection(self):
         try:
             await asyncio.get_running_loop().create_connection(lambda: self.kind(self), "127.0.0.1", self.port)
         except OSError as error:
-            self.connected()
-            self.ended(str(error))
+            self.on_connected()
+            self.on_end(str(error))
 
-    def connected(self):
+    def on_connected(self):
         self.connecting -= 1
         self.connect()
 
-    def look_at_step(self, session):
-        self.steps.append(time.perf_counter() - session.asked_at)
+    def record_step(self, session):
+        self.steps.append(time.perf_counter() - session.sent_at)
 
-    def ended(self, wrong):
-        if wrong:
-            self.wrong[wrong] += 1
+    def on_end(self, problem):
+        if problem:
+            self.problems[problem] += 1
         else:
             self.times.append(time.perf_counter() - self.began)
         self.open -= 1
@@ -379,9 +390,9 @@ async def main():
     kind, port, sessions, seconds, *token = sys.argv[1:]
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    crowd = Crowd(KINDS[kind], int(port), int(sessions), float(seconds), *token)
+    crowd = Crowd(SESSION_CLASSES[kind], int(port), int(sessions), float(seconds), *token)
     await crowd.run()
-    print(json.dumps({"times": crowd.times, "steps": crowd.steps, "wrong": dict(crowd.wrong.most_common(3))}))
+    print(json.dumps({"times": crowd.times, "steps": crowd.steps, "problems": dict(crowd.problems.most_common(3))}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The growth of costs as a server fills: with many sessions, long traces, many versions and large environments.
 
-Each cost is the server's processor time of one request. It is measured with little and with much data, in turns, and
-the bound is on the ratio. Only data that a call touches may make it more expensive.
+The cost of a request is the server's processor time. It is measured with little and with much data, in turns, and the
+bound limits the ratio of the two costs. Only data that a request uses may make it more expensive.
 """
 
 import time
@@ -15,12 +15,12 @@ from tools.benchmarks.wire import jsonrpc
 from tools.benchmarks.workshop import Workshop
 
 ONE = {"amount": 1}
-FEW, MANY, BATCH = 10, 100_000, 200
+FEW, MANY, BATCH = 10, 100_000, 200  # the server limits the size of a batch
 TRACE, VERSIONS = 10_000, 100
-MEASURED, ROUNDS = 200, 3
-FLAT = 1.5  # a ratio of 1, with noise
-FIRST_PAGE = 0.1
-DEEP = 50
+REPETITIONS, ROUNDS = 200, 3
+MAX_GROWTH = 1.5  # the expected ratio is 1; the rest is noise
+MAX_FIRST_PAGE_RATIO = 0.1
+FORK_DEPTH = 50
 SMALL, LARGE = 1024, 10 * 2**20
 
 Action = Callable[[int], object]
@@ -35,8 +35,8 @@ def growth(workshop: Workshop) -> Iterator[Bound]:
         yield from _touched(server)
 
 
-def costs(pairs: Sequence[tuple[Server, Action]], times: int = MEASURED) -> list[float]:
-    """Return the server's processor time of each action in milliseconds: the least of several rounds.
+def costs(pairs: Sequence[tuple[Server, Action]], times: int = REPETITIONS) -> list[float]:
+    """Return the server's processor time of each action in milliseconds: the minimum of several rounds.
 
     The actions take turns, so that other load on the machine affects all of them.
     """
@@ -46,22 +46,22 @@ def costs(pairs: Sequence[tuple[Server, Action]], times: int = MEASURED) -> list
             before = server.process.cpu_seconds()
             for number in range(times):
                 action(number)
-            time.sleep(0.05)  # work after an answer counts too
+            time.sleep(0.05)  # work that the server does after the answer counts, too
             took.append((server.process.cpu_seconds() - before) / times * 1000)
     return [min(took) for took in times_by_action]
 
 
-def _ratio(name: str, before: float, after: float, limit: float = FLAT) -> Bound:
+def _ratio(name: str, before: float, after: float, limit: float = MAX_GROWTH) -> Bound:
     return Bound(name, after / before, limit, detail=f"CPU {after:.2f} / {before:.2f} ms")
 
 
 def _sessions(workshop: Workshop) -> Iterator[Bound]:
-    """Compare each request beside 100,000 sessions with the same request beside 10, on another server."""
+    """Compare requests on a server with 100,000 sessions with the same requests on a server with 10 sessions."""
     other = replace(workshop, folder=workshop.folder / "few")
     other.folder.mkdir()
     with serving(other) as few, serving(workshop) as many:
         actions = [_beside_others(few), _beside_others(many)]
-        for _ in range(MANY // BATCH - 10):  # the server's maximum batch size; it counts requests per second
+        for _ in range(MANY // BATCH - 10):
             many.client.post([jsonrpc("create_session", {"toolpacks": ["counter"]}, n) for n in range(BATCH)])
         for name in actions[0]:
             before, after = costs([(few, actions[0][name]), (many, actions[1][name])])
@@ -86,10 +86,9 @@ def _fork(server: Server, session_id: str) -> None:
 
 
 def _records(server: Server) -> Iterator[Bound]:
-    """Compare each request in a session of 10,000 records, with 100 versions kept, with one in a session of 100
-    records.
+    """Compare requests in a session with 10,000 records with the same requests in a session with 100 records.
 
-    The first page of the history reads all records, so it is measured alone. The next pages read only new records.
+    The first page of a session's path reads all records, so it is measured alone. Later pages read only new records.
     """
     few, many = (_after_records(server, count) for count in (VERSIONS, TRACE))
     deep = _deep(server)
@@ -102,17 +101,20 @@ def _records(server: Server) -> Iterator[Bound]:
         yield _ratio(f"{name} after {TRACE:,} records, compared with {VERSIONS}", before, after)
         if name == "call":
             yield _ratio(
-                f"first page of {TRACE:,} records' path, for each, compared with a call", after, first, FIRST_PAGE
+                f"first page of {TRACE:,} records' path, for each, compared with a call",
+                after,
+                first,
+                MAX_FIRST_PAGE_RATIO,
             )
     before, after = costs([(server, few["page of the path"]), (server, deep)])
-    yield _ratio(f"page of a path through {DEEP} sessions, compared with one", before, after)
+    yield _ratio(f"page of a path through {FORK_DEPTH} sessions, compared with one", before, after)
 
 
 def _deep(server: Server) -> Action:
-    """Create a chain of forks with two records each. Return an action that reads a page of the last one's history."""
+    """Create a chain of forks with two records each. Return an action that reads a page of the last fork's path."""
     call, session_id = server.client.call, server.create("counter")
-    for _ in range(DEEP):
-        for _ in range(VERSIONS // DEEP):
+    for _ in range(FORK_DEPTH):
+        for _ in range(VERSIONS // FORK_DEPTH):
             call("run_function", {"session_id": session_id, "function": "add", "kwargs": ONE})
         (fork,) = call("fork_session", {"session_id": session_id})
         session_id = fork["session_id"]
@@ -143,12 +145,12 @@ def _after_records(server: Server, count: int) -> dict[str, Action]:
 
 
 def _touched(server: Server) -> Iterator[Bound]:
-    """Compare the cost per byte of a call on 10 MB with that of a call on 100 KB, each less the cost of one on 1 KB."""
+    """Compare the cost per byte of a call on 10 MB and on 100 KB. The cost of a call on 1 KB is subtracted."""
     took = {}
     for size in (SMALL, SMALL * 100, LARGE):
         session = server.create("counter", {"padding": size})
         call = {"session_id": session, "function": "add", "kwargs": ONE}
-        times = 5 if size == LARGE else MEASURED
+        times = 5 if size == LARGE else REPETITIONS
         (took[size],) = costs([(server, lambda _, call=call: server.client.call("run_function", call))], times)
         with suppress(RuntimeError):
             server.client.call("close_session", {"session_id": session})

@@ -1,7 +1,8 @@
-"""The cost of functions in separate processes, and their benefit for other sessions.
+"""The cost of isolation in processes: calls in executors, compared with calls in threads.
 
-Threads and processes are measured in turns, so that other load on the machine affects both. The processor time of the
-whole server counts, executors included.
+It also measures the benefit: the delay of other sessions' calls by a function that never releases the interpreter.
+Threads and processes are measured in turns, so that other load on the machine affects both. The processor time includes
+the executors.
 """
 
 import contextlib
@@ -16,17 +17,17 @@ from tools.benchmarks.ours import AGENTDOJO, Server, serving
 from tools.benchmarks.rounds import Plan
 from tools.benchmarks.workshop import Workshop
 
-WAYS = ("thread", "process")
+ISOLATIONS = ("thread", "process")
 HOLD_SECONDS = 2
 
 
 def isolation(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
-    """Measure the processor time of calls, the memory of executors, and calls beside a harmful function."""
+    """Measure the processor time of calls, the memory of executors, and calls beside a function that blocks."""
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(serving(workshop, "memory:", isolation=way)) for way in WAYS]
+        servers = [stack.enter_context(serving(workshop, "memory:", isolation=name)) for name in ISOLATIONS]
         suite, function, kwargs = AGENTDOJO["110 KB"]
         memory = servers[1].process.memory_bytes()
-        for what, limit, cases in (
+        for label, limit, cases in (
             ("tiny, read", 1.8, [server.case("read", "get") for server in servers]),
             ("tiny, change", 1.8, [server.case("change", "add", {"amount": 1}) for server in servers]),
             (
@@ -35,16 +36,16 @@ def isolation(workshop: Workshop, plan: Plan) -> Iterator[Bound]:
                 [server.case("large", function, kwargs, toolpack=f"agentdojo-{suite}") for server in servers],
             ),
         ):
-            yield _cost(what, limit, cases, plan)
-        grown = (servers[1].process.memory_bytes() - memory) / MIB
-        yield Bound("process: memory that these calls have added", grown, 60, unit=" MB", detail="PSS of all processes")
-        slowest = dict(zip(WAYS, map(_slowest_beside_harm, servers), strict=True))
+            yield _cost(label, limit, cases, plan)
+        added = (servers[1].process.memory_bytes() - memory) / MIB
+        yield Bound("process: memory that these calls have added", added, 60, unit=" MB", detail="PSS of all processes")
+        slowest = dict(zip(ISOLATIONS, map(_slowest_call, servers), strict=True))
         name = "process: slowest call of others beside a function that holds the interpreter"
         detail = f"in threads {slowest['thread']:.0f} ms"
         yield Bound(name, slowest["process"], 250, unit=" ms", detail=detail)
 
 
-def _cost(what: str, limit: float, cases: list[HttpCase], plan: Plan) -> Bound:
+def _cost(label: str, limit: float, cases: list[HttpCase], plan: Plan) -> Bound:
     """Compare the processor time of calls in processes with that of calls in threads."""
     for case in cases:
         case.measure(1)
@@ -52,10 +53,10 @@ def _cost(what: str, limit: float, cases: list[HttpCase], plan: Plan) -> Bound:
     threads, processes = (statistics.median(column) for column in zip(*pairs, strict=True))
     ratio = statistics.median(process / thread for thread, process in pairs)
     detail = f"{processes:.0f} / {threads:.0f} µs"
-    return Bound(f"{what}: CPU time in processes, compared with threads", ratio, limit, detail=detail)
+    return Bound(f"{label}: CPU time in processes, compared with threads", ratio, limit, detail=detail)
 
 
-def _slowest_beside_harm(server: Server) -> float:
+def _slowest_call(server: Server) -> float:
     """Return the duration of the slowest of many calls beside a function that computes in C, in milliseconds."""
     client, session_id, quiet = server.connect(), server.create("counter"), server.create("counter")
     call = {"session_id": session_id, "function": "hold", "kwargs": {"seconds": HOLD_SECONDS}}

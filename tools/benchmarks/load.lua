@@ -1,5 +1,5 @@
--- wrk script: send the requests of a file in turn, check every answer, and print the results as one line of JSON, then
--- an example of a wrong answer.
+-- A script for wrk: send the requests of a file in turn, and check every answer. At the end, print the results as a line
+-- of JSON, and then a line with an example of a wrong answer.
 --
 --     wrk … -s load.lua URL -- FILE TEXT
 --

@@ -1,6 +1,6 @@
 """Load and its results: `wrk` sends requests, and the server's state is read before and after.
 
-Every answer is checked, and the state must show as many calls as were answered. `wrk` stops without waiting for the
+Every answer is checked, and the state must show as many calls as `wrk` got answers. `wrk` stops without waiting for the
 last answers, so the state may show up to one more call per connection.
 """
 
@@ -17,13 +17,13 @@ from tools.benchmarks.processes import Process, UnavailableError
 
 SCRIPT = Path(__file__).with_name("load.lua")
 SETTLE_SECONDS = 0.3
-BUSY = 0.75  # minimum share of the time that a connection waits for an answer
+MIN_BUSY_SHARE = 0.75  # minimum share of the time in which a connection waits for an answer
 
 
 def find_wrk() -> str:
     path = shutil.which("wrk")
     if path is None:
-        raise UnavailableError("wrk is not installed, and it drives the load: apt-get install wrk (Debian, Ubuntu)")
+        raise UnavailableError("wrk, which sends the requests, isn't installed: apt-get install wrk (Debian, Ubuntu)")
     return path
 
 
@@ -55,9 +55,9 @@ class HttpCase:
         name: The name in the table.
         process: The server.
         port: The server's port.
-        requests: Complete requests, sent in turn.
+        requests: Complete requests, which are sent in turn.
         expected: A text that every correct answer contains.
-        counted: Returns the number of calls that the server's state shows.
+        read_count: Returns the number of calls that the server's state shows.
         connections: The number of concurrent connections.
         note: A remark for readers of the table.
     """
@@ -67,44 +67,44 @@ class HttpCase:
     port: int
     requests: Sequence[bytes]
     expected: str
-    counted: Callable[[], int]
+    read_count: Callable[[], int]
     connections: int = 8
     note: str = ""
 
     def measure(self, seconds: int) -> Sample:
-        before, cpu = self.counted(), self.process.cpu_seconds()
-        counts, example = self._drive(seconds)
-        time.sleep(SETTLE_SECONDS)  # wait for calls that wrk no longer waits for; their CPU time counts too
+        before, cpu = self.read_count(), self.process.cpu_seconds()
+        counts, example = self._run_wrk(seconds)
+        time.sleep(SETTLE_SECONDS)  # let the last calls end, for which wrk didn't wait; their CPU time counts, too
         cpu = self.process.cpu_seconds() - cpu
-        done = self.counted() - before
+        calls_in_state = self.read_count() - before
         problems = []
         if counts["wrong"]:
             problems.append(f"{counts['wrong']} wrong answers, like {example}")
         if counts["broken"]:
             problems.append(f"{counts['broken']} broken connections or timeouts")
-        if counts["answered"] * counts["mean_ms"] / 1000 < BUSY * counts["seconds"] * self.connections:
+        if counts["answered"] * counts["mean_ms"] / 1000 < MIN_BUSY_SHARE * counts["seconds"] * self.connections:
             problems.append("some connections were idle")
-        if not counts["answered"] <= done <= counts["answered"] + self.connections:
-            problems.append(f"{counts['answered']} calls were answered, but the state shows {done}")
+        if not counts["answered"] <= calls_in_state <= counts["answered"] + self.connections:
+            problems.append(f"{counts['answered']} calls were answered, but the state shows {calls_in_state}")
         return Sample(counts["answered"], counts["seconds"], counts["p50_ms"], counts["p99_ms"], cpu, problems)
 
-    def _drive(self, seconds: int) -> tuple[dict[str, float], str]:
+    def _run_wrk(self, seconds: int) -> tuple[dict[str, float], str]:
         with tempfile.NamedTemporaryFile(suffix=".requests") as file:
             file.write(b"\0".join(self.requests))
             file.flush()
             command = [find_wrk(), "-t1", f"-c{self.connections}", f"-d{seconds}s", "--timeout", "30s"]
             command += ["-s", str(SCRIPT), f"http://127.0.0.1:{self.port}/", "--", file.name, self.expected]
-            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
+            process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
         try:
-            *_, numbers, example = ended.stdout.splitlines()
+            *_, numbers, example = process.stdout.splitlines()
             return json.loads(numbers), example.removeprefix("example: ")
         except ValueError:
-            raise UnavailableError(f"wrk failed: {(ended.stderr or ended.stdout)[-300:]}") from None
+            raise UnavailableError(f"wrk failed: {(process.stderr or process.stdout)[-300:]}") from None
 
 
 @dataclass(frozen=True)
 class LoopCase:
-    """A loop in a separate process that measures itself; no HTTP, one call at a time."""
+    """A loop of calls in another process, without HTTP. The process measures itself."""
 
     name: str
     process: Process

@@ -1,4 +1,4 @@
-"""Toolpack Server with its defaults (limits, records, metrics and call log are on) and with a token."""
+"""Toolpack Server as a contender, with a token and its defaults: limits, records, metrics and the call log are on."""
 
 import contextlib
 import shutil
@@ -11,7 +11,7 @@ from typing import Any
 import postgres_server
 
 from tools.benchmarks.load import HttpCase
-from tools.benchmarks.processes import Process, UnavailableError, free_port, listens, started
+from tools.benchmarks.processes import Process, UnavailableError, free_port, listens, running
 from tools.benchmarks.wire import Client, jsonrpc, request_bytes, status
 from tools.benchmarks.workshop import PACKS, Workshop
 
@@ -76,38 +76,50 @@ class Server:
         options: Mapping[str, Any] | None = None,
         sessions: int = SESSIONS,
         connections: int = 8,
-        door: str = "rpc",
+        protocol: str = "rpc",
         note: str = "",
     ) -> HttpCase:
-        """Create sessions, and return a case that calls a function in each in turn, through one of `DOORS`."""
+        """Create sessions, and return a case that calls a function in the sessions by turns.
+
+        Args:
+            name: The case's name in the table.
+            function: The function.
+            kwargs: The function's arguments.
+            toolpack: The toolpack of the sessions.
+            options: The toolpack's options.
+            sessions: Number of sessions.
+            connections: Number of concurrent connections.
+            protocol: One of `PROTOCOLS`.
+            note: A remark for readers of the table.
+        """
         ids = [self.create(toolpack, options) for _ in range(sessions)]
         calls = [{"session_id": id_, "function": function, "kwargs": dict(kwargs or {})} for id_ in ids]
-        requests = [DOORS[door](self, call) for call in calls]
+        requests = [PROTOCOLS[protocol](self, call) for call in calls]
         for call in calls:
             envelope = self.client.call("run_function", call)
             if envelope["error"] is not None:
                 raise UnavailableError(f"{function}: {envelope['error']}")
-        seen = dict.fromkeys(ids, 0)
+        counts = dict.fromkeys(ids, 0)
 
-        def counted() -> int:
+        def read_count() -> int:
             for id_ in ids:
-                seen[id_] = self._recorded(id_, seen[id_])
-            return sum(seen.values())
+                counts[id_] = self._count_records(id_, counts[id_])
+            return sum(counts.values())
 
-        expected = '"isError":false' if door == "mcp" else '"error":null}'
-        return HttpCase(name, self.process, self.port, requests, expected, counted, connections, note)
+        expected = '"isError":false' if protocol == "mcp" else '"error":null}'
+        return HttpCase(name, self.process, self.port, requests, expected, read_count, connections, note)
 
-    def at_rpc(self, call: Mapping[str, Any]) -> bytes:
+    def rpc_request(self, call: Mapping[str, Any]) -> bytes:
         """Return a request to `/rpc`."""
         return request_bytes(self.port, "/rpc", jsonrpc("run_function", call), HEADERS)
 
-    def at_agents(self, call: Mapping[str, Any]) -> bytes:
+    def agent_request(self, call: Mapping[str, Any]) -> bytes:
         """Return a request to the session's `agent_path`."""
         session = self.client.call("get_session", {"session_id": call["session_id"]})
         params = {"function": call["function"], "kwargs": call["kwargs"]}
         return request_bytes(self.port, session["agent_path"], jsonrpc("run_function", params))
 
-    def at_mcp(self, call: Mapping[str, Any]) -> bytes:
+    def mcp_request(self, call: Mapping[str, Any]) -> bytes:
         """Return a request to the session's `mcp_path`, in the form of MCP's version 2026-07-28."""
         session = self.client.call("get_session", {"session_id": call["session_id"]})
         name = call["function"]
@@ -115,8 +127,11 @@ class Server:
         headers = {**MCP_HEADERS, "Mcp-Name": name}
         return request_bytes(self.port, session["mcp_path"], jsonrpc("tools/call", params), headers)
 
-    def _recorded(self, session_id: str, at_least: int) -> int:
-        """Count a session's records with a binary search for the last index. Indices start at 0 and have no gaps."""
+    def _count_records(self, session_id: str, at_least: int) -> int:
+        """Return the number of a session's records, which is at least `at_least`.
+
+        Indices start at 0 and have no gaps, so a binary search finds the last index.
+        """
         low, high = at_least, at_least + 1024
         while self._has_record(session_id, high):
             low, high = high, high * 2
@@ -132,7 +147,7 @@ class Server:
         return bool(self.client.call("get_trace", {"session_id": session_id, "after": index - 1, "limit": 1}))
 
 
-DOORS = {"rpc": Server.at_rpc, "agents": Server.at_agents, "mcp": Server.at_mcp}
+PROTOCOLS = {"rpc": Server.rpc_request, "agents": Server.agent_request, "mcp": Server.mcp_request}
 
 
 @contextlib.contextmanager
@@ -146,7 +161,7 @@ def serving(
     isolation: str = "thread",
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Server]:
-    """Serve until the block ends.
+    """Run a server until the block ends, and yield it.
 
     Args:
         workshop: The workshop.
@@ -154,16 +169,16 @@ def serving(
         bundled: Serve the bundled toolpacks instead of the benchmark's.
         wait: Wait until the server is ready.
         workers: Number of workers.
-        isolation: `thread` or `process`: where functions run.
-        settings: Further settings, as environment variables.
+        isolation: Where functions run: `thread` or `process`.
+        settings: More settings, as environment variables.
     """
     with contextlib.ExitStack() as stack:
         data = workshop.folder / f"data-{isolation}"
         shutil.rmtree(data, ignore_errors=True)
         port = free_port()
         arguments: list[object] = ["serve", "--port", port, "--data-dir", data, "--workers", workers]
-        if store in STARTED:
-            arguments += ["--store", stack.enter_context(STARTED[store](workshop))]
+        if store in STORE_SERVERS:
+            arguments += ["--store", stack.enter_context(STORE_SERVERS[store](workshop))]
         elif store != "sqlite:":
             arguments += ["--store", store]
         if not bundled:
@@ -188,10 +203,10 @@ def serving(
 def _redis(workshop: Workshop) -> Iterator[str]:
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
-        raise UnavailableError("redis-server is not installed")
+        raise UnavailableError("redis-server isn't installed")
     port = free_port()
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(workshop.folder)]
-    with started(command, workshop.folder / "redis.log") as process:
+    with running(command, workshop.folder / "redis.log") as process:
         process.wait_until(lambda: listens(port))
         yield f"redis://127.0.0.1:{port}/0"
 
@@ -199,9 +214,9 @@ def _redis(workshop: Workshop) -> Iterator[str]:
 @contextlib.contextmanager
 def _postgres(_workshop: Workshop) -> Iterator[str]:
     if postgres_server.find() is None:
-        raise UnavailableError("postgresql is not installed")
+        raise UnavailableError("postgresql isn't installed")
     with postgres_server.start() as server:
         yield server.url
 
 
-STARTED = {"redis:": _redis, "postgres:": _postgres}
+STORE_SERVERS = {"redis:": _redis, "postgres:": _postgres}

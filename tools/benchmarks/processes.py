@@ -1,7 +1,7 @@
 """Processes that the benchmark starts: their output, end, CPU time and memory.
 
-Each leads a process group and is stopped by its id, however the benchmark ends. CPU time and memory include all
-descendants.
+Each process leads a process group, which is killed when the benchmark ends, even after an error. CPU time and memory
+include all descendants.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from pathlib import Path
 POLL_SECONDS = 0.005
 STOP_SECONDS = 15.0
 OUTPUT_CHARACTERS = 1500
-_OF_A_PROCESS = 2  # CPUCLOCK_SCHED of Linux, the part of a clock id that selects another process's CPU time
+_CPUCLOCK_SCHED = 2  # a constant of Linux: the part of a clock's id that selects the CPU time of a process
 
 
 class UnavailableError(Exception):
-    """A program can't be installed or started; the text says why."""
+    """A program can't be installed or started. The text is the reason."""
 
 
 def free_port() -> int:
@@ -35,7 +35,7 @@ class Process:
     Args:
         command: The command to run.
         log: The file for standard error, and for standard output unless `piped`.
-        environment: All environment variables of the process; default: this process's.
+        environment: All environment variables of the process. None stands for this process's variables.
         piped: Connect standard input and output to text pipes.
     """
 
@@ -85,8 +85,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def started(*args, **kwargs) -> Iterator[Process]:
-    """Run a process until the block ends; see `Process` for the arguments."""
+def running(*args, **kwargs) -> Iterator[Process]:
+    """Run a process until the block ends. The arguments are those of `Process`."""
     process = Process(*args, **kwargs)
     try:
         yield process
@@ -113,7 +113,7 @@ def _tree(pid: int) -> list[int]:
 
 def _cpu_seconds(pid: int) -> float:
     try:
-        return time.clock_gettime(~pid << 3 | _OF_A_PROCESS)  # /proc/PID/stat counts in steps of 10 ms
+        return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # exact; /proc/PID/stat has steps of 10 ms
     except OSError:
         return 0.0
 

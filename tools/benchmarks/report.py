@@ -50,7 +50,7 @@ def table(rows: Sequence[Row]) -> str:
             note = "; ".join(filter(None, [row.note, wrong]))
             ratios = f"{row.ratio:.3f}", f"{row.ratio_fast:.3f}"
             lines.append((row.name, f"{row.per_second:,.0f}", *times, *ratios, note))
-    return _aligned(lines, left={0, 7})
+    return _align(lines, left={0, 7})
 
 
 def crowds_table(crowds: Sequence[Crowd]) -> str:
@@ -59,10 +59,10 @@ def crowds_table(crowds: Sequence[Crowd]) -> str:
     for crowd in crowds:
         times = (f"{crowd.p(50):.2f}", f"{crowd.p(99):.2f}", f"{crowd.p(99, of_steps=True):.2f}")
         costs = (f"{crowd.server_ms:.2f}", f"{crowd.client_share * 100:.0f} %", f"{crowd.load:.1f}")
-        wrong = "; ".join(f"{count} times: {what}" for what, count in crowd.wrong.items())
+        wrong = "; ".join(f"{count} times: {what}" for what, count in crowd.problems.items())
         answered = f"{crowd.answered * 100:.4g} %"
         lines.append((crowd.server, f"{crowd.sessions:,}", answered, *times, *costs, wrong.replace("\n", " ")[:200]))
-    return _aligned(lines, left={0, 9})
+    return _align(lines, left={0, 9})
 
 
 def bounds_table(bounds: Sequence[Bound]) -> str:
@@ -72,44 +72,45 @@ def bounds_table(bounds: Sequence[Bound]) -> str:
         sign = "≥" if bound.at_least else "≤"
         limit, met = f"{sign} {bound.limit:.3g}{bound.unit}", "met" if bound.met else "missed"
         lines.append((bound.name, f"{bound.value:.3g}{bound.unit}", limit, met, bound.detail))
-    return _aligned(lines, left={0, 3, 4})
+    return _align(lines, left={0, 3, 4})
 
 
-def _aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
+def _align(lines: Sequence[Sequence[str]], left: set[int]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    written = []
+    rows = []
     for line in lines:
         cells = [
             cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        written.append(f"| {' | '.join(cells)} |")
-    return "\n".join(written)
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def write(
-    folder: Path, about: dict[str, Any], rows: Sequence[Row], bounds: Sequence[Bound], crowds: Sequence[Crowd]
+    folder: Path, conditions: dict[str, Any], rows: Sequence[Row], bounds: Sequence[Bound], crowds: Sequence[Crowd]
 ) -> list[Path]:
     """Write the figures as JSON, and the ratios as a plot."""
     folder.mkdir(parents=True, exist_ok=True)
-    document = {**about, "rows": [asdict(row) for row in rows], "bounds": [asdict(b) | {"met": b.met} for b in bounds]}
+    document = {**conditions, "rows": [asdict(row) for row in rows]}
+    document["bounds"] = [asdict(bound) | {"met": bound.met} for bound in bounds]
     document["crowds"] = [asdict(crowd) for crowd in crowds]
-    written = [folder / "benchmark.json", folder / "benchmark.svg"]
-    written[0].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    written[1].write_text(plot(about, rows), encoding="utf-8")
-    return written
+    paths = [folder / "benchmark.json", folder / "benchmark.svg"]
+    paths[0].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    paths[1].write_text(plot(conditions, rows), encoding="utf-8")
+    return paths
 
 
 LABELS, WIDTH, LINE, TOP = 300, 480, 22, 56
-MAX_RATIO = 1.02  # longer bars are cut off here
+MAX_RATIO = 1.02  # a longer bar is cut off
 OURS, BARE, OTHERS = "#2563eb", "#64748b", "#d97706"
 
 
-def plot(about: dict[str, Any], rows: Sequence[Row]) -> str:
+def plot(conditions: dict[str, Any], rows: Sequence[Row]) -> str:
     """Return a plot of the ratios to bare Starlette as bars. A bar that is too long is cut off and gets an arrow."""
-    shown = [row for row in rows if not row.unavailable]
-    height = TOP + LINE * len(shown) + 16
-    title = f"Calls per second, compared with bare Starlette ({about['date']})"
+    measured_rows = [row for row in rows if not row.unavailable]
+    height = TOP + LINE * len(measured_rows) + 16
+    title = f"Calls per second, compared with bare Starlette ({conditions['date']})"
     size = f'width="{LABELS + WIDTH + 90}" height="{height}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif" font-size="12">',
@@ -120,7 +121,7 @@ def plot(about: dict[str, Any], rows: Sequence[Row]) -> str:
         x = LABELS + WIDTH * tenth / 10
         parts.append(f'<line x1="{x}" y1="{TOP - 8}" x2="{x}" y2="{height - 12}" stroke="#e2e8f0"/>')
         parts.append(f'<text x="{x}" y="{TOP - 12}" text-anchor="middle" fill="#64748b">{tenth / 10:g}</text>')
-    for number, row in enumerate(shown):
+    for number, row in enumerate(measured_rows):
         y = TOP + LINE * number
         colour = OURS if row.name.startswith("ours") else BARE if row.name.startswith("bare") else OTHERS
         length = WIDTH * min(row.ratio, MAX_RATIO)

@@ -1,7 +1,8 @@
-"""Rounds that alternate each case with bare Starlette, so that other load on the machine affects both.
+"""Rounds that measure each case and bare Starlette by turns, so that other load on the machine affects both.
 
-Each run of a case comes between two runs of bare Starlette, as pip installs it and on uvloop and httptools. It is
-compared with the mean of the two. A row is the median of its runs.
+Before and after each run of a case, two references run: bare Starlette as pip installs it, and on uvloop and httptools.
+The run is compared with the mean of the reference's runs before and after it. A row of the table has the median of the
+case's runs.
 """
 
 import statistics
@@ -18,20 +19,20 @@ from tools.benchmarks.workshop import Workshop
 
 @dataclass
 class Row:
-    """One line of the table.
+    """A row of the table.
 
     Attributes:
-        name: The case.
+        name: The name of the case.
         note: A remark for readers.
         per_second: Answered calls per second.
         p50_ms: The median latency.
         p99_ms: The 99th percentile of the latency.
         cpu_us: The server's CPU time per call.
-        ratio: Calls per second, divided by bare Starlette's directly before and after.
-        ratio_fast: The same for bare Starlette on uvloop and httptools.
-        ratios: The first ratio of each run.
-        problems: Wrong answers, or a state that doesn't match them.
-        unavailable: The reason why the case wasn't measured; None if it was.
+        ratio: Calls per second, divided by those of bare Starlette.
+        ratio_fast: Calls per second, divided by those of bare Starlette on uvloop and httptools.
+        ratios: The ratio to bare Starlette in each run.
+        problems: Wrong answers, or a state that doesn't match the answers.
+        unavailable: The reason why the case couldn't be measured, or None.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """The number of runs of each case, and the duration of a run in seconds."""
+    """The plan of the measurement: the number of runs of each case, and the duration of a run in seconds."""
 
     rounds: int
     seconds: int
@@ -64,15 +65,15 @@ References = tuple[HttpCase, HttpCase]
 
 
 def compare(workshop: Workshop, references: References, plan: Plan, only: Sequence[str]) -> list[Row]:
-    """Measure the contenders that have one of these words in their names; without words, all."""
+    """Measure the contenders whose name contains a word of `only`, or all contenders if `only` is empty."""
     for reference in references:
         reference.measure(1)  # warm-up
-    rows, seen = [], [_measured(references, plan)]
+    rows, reference_samples = [], [_measure_references(references, plan)]
     for contender in CONTENDERS:
         if not only or any(word in contender.name for word in only):
-            rows += _contender(contender, workshop, plan, references, seen)
-    plain, fast = zip(*seen, strict=True)
-    ratios = [each.per_second / other.per_second for each, other in seen]
+            rows += _measure_contender(contender, workshop, plan, references, reference_samples)
+    plain, fast = zip(*reference_samples, strict=True)
+    ratios = [each.per_second / other.per_second for each, other in reference_samples]
     return [
         row(references[0], plain, [(1.0, ratio) for ratio in ratios]),
         row(references[1], fast, [(1 / ratio, 1.0) for ratio in ratios]),
@@ -80,41 +81,47 @@ def compare(workshop: Workshop, references: References, plan: Plan, only: Sequen
     ]
 
 
-def _measured(references: References, plan: Plan) -> tuple[Sample, Sample]:
+def _measure_references(references: References, plan: Plan) -> tuple[Sample, Sample]:
     plain, fast = references
     return plain.measure(plan.bare_seconds), fast.measure(plan.bare_seconds)
 
 
-def _contender(
-    contender: Contender, workshop: Workshop, plan: Plan, references: References, seen: list[tuple[Sample, Sample]]
+def _measure_contender(
+    contender: Contender,
+    workshop: Workshop,
+    plan: Plan,
+    references: References,
+    reference_samples: list[tuple[Sample, Sample]],
 ) -> list[Row]:
     rows = []
     try:
         with ExitStack() as stack:
             for case in stack.enter_context(contender.cases(workshop)):
                 print(f"{case.name} …", file=sys.stderr, flush=True)
-                rows.append(_case(case, plan, references, seen))
+                rows.append(_measure_case(case, plan, references, reference_samples))
     except (UnavailableError, OSError, RuntimeError) as error:
         rows.append(Row(contender.name, unavailable=str(error)))
     return rows
 
 
-def _case(case: Case, plan: Plan, references: References, seen: list[tuple[Sample, Sample]]) -> Row:
+def _measure_case(
+    case: Case, plan: Plan, references: References, reference_samples: list[tuple[Sample, Sample]]
+) -> Row:
     case.measure(1)  # warm-up
     samples, ratios = [], []
-    before = _measured(references, plan)
+    before = _measure_references(references, plan)
     for _ in range(plan.rounds):
         sample = case.measure(plan.seconds)
-        after = _measured(references, plan)
+        after = _measure_references(references, plan)
         samples.append(sample)
         plain, fast = (
             sample.per_second / statistics.mean(bare.per_second for bare in around)
             for around in zip(before, after, strict=True)
         )
         ratios.append((plain, fast))
-        seen.append(before)
+        reference_samples.append(before)
         before = after
-    seen.append(before)
+    reference_samples.append(before)
     return row(case, samples, ratios)
 
 

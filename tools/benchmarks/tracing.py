@@ -1,7 +1,7 @@
-"""The cost of telemetry for a call: a server that traces and one that doesn't, in the same process.
+"""The cost of telemetry for a call: a server with tracing and a server without it, in the same process.
 
-Each server gets bursts of calls in turn. The spans of a burst are sent before the other server's turn, to a receiver in
-a separate process. So the time of a turn includes all costs of its calls.
+The servers take turns, and a turn has many bursts of calls. At the end of a turn, the server sends its spans to a
+receiver in another process, so the time of the turn includes all costs of its calls.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from tools.benchmarks.processes import UnavailableError
 from tools.benchmarks.workshop import PACKS, Workshop
 
 TURNS, BURSTS, AT_ONCE = 60, 40, 8
-LIMIT = 5.0  # maximum ratio of the processor time of a traced call to that of another
+LIMIT = 5.0  # maximum processor time of a traced call, divided by the time of a call without tracing
 RECEIVER = """
 import http.server
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -45,19 +45,19 @@ Turn = Callable[[], None]
 
 
 def tracing(workshop: Workshop) -> Iterator[Bound]:
-    """Measure reads and changes, with spans and metrics and without."""
-    with contextlib.ExitStack() as closing:
-        receiver = closing.enter_context(subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE))
-        closing.callback(receiver.kill)
+    """Measure reads and changes, with and without spans and metrics."""
+    with contextlib.ExitStack() as stack:
+        receiver = stack.enter_context(subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE))
+        stack.callback(receiver.kill)
         assert receiver.stdout is not None
         endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{int(receiver.stdout.readline())}"}
-        log = closing.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - not a regular file
-        closing.enter_context(contextlib.redirect_stderr(log))
-        timed = _start(workshop, closing, "timed", endpoint)
+        log = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - not a regular file
+        stack.enter_context(contextlib.redirect_stderr(log))
+        timed = _start(workshop, stack, "timed", endpoint)
         took = {kind: _time(turns) for kind, turns in timed.items()}
         frames = Frames()
         with frames.watching():
-            counted = _start(workshop, closing, "counted", endpoint)
+            counted = _start(workshop, stack, "counted", endpoint)
             for kind, turns in counted.items():
                 calls = {name: _count(frames, turn) for name, turn in turns.items()}
                 texts = (f"{name} {took[kind][name]:.0f} µs, {calls[name]:.0f} function calls" for name in turns)
@@ -66,15 +66,15 @@ def tracing(workshop: Workshop) -> Iterator[Bound]:
 
 
 def _start(
-    workshop: Workshop, closing: contextlib.ExitStack, folder: str, endpoint: dict[str, str]
+    workshop: Workshop, stack: contextlib.ExitStack, folder: str, endpoint: dict[str, str]
 ) -> dict[str, dict[str, Turn]]:
-    """Start a server that traces and one that doesn't, and return the turns of each for each kind of call."""
+    """Start a server with tracing and a server without it. Return their turns, by kind of call and name of server."""
     kinds: dict[str, dict[str, Turn]] = {"read": {}, "change": {}}
     for name, variables in (("untraced", {}), ("traced", endpoint)):
         with mock.patch.dict(os.environ, variables):
             settings = {"data_dir": workshop.folder / folder / name, "pack_dir": (PACKS,), "packs": "counter"}
             server = WholeServer(load_catalog((PACKS,), ("counter",)), **settings)
-        closing.callback(server.close)
+        stack.callback(server.close)
         session = server.rpc("create_session", toolpacks=["counter"])["session_id"]
         for kind, function, kwargs in (("read", "get", {}), ("change", "add", {"amount": 1})):
             params = {"session_id": session, "function": function, "kwargs": kwargs}
@@ -84,7 +84,7 @@ def _start(
 
 
 def _turn(server: WholeServer, call: bytes) -> None:
-    """Make calls, and wait until their spans are sent."""
+    """Make the calls of a turn, and wait until their spans are sent."""
     for _ in range(BURSTS):
         replies = server.burst([[call]] * AT_ONCE)
         if b"".join(reply for some in replies for reply in some).count(b'"error":null}') != AT_ONCE:
@@ -96,7 +96,7 @@ def _turn(server: WholeServer, call: bytes) -> None:
 
 
 def _time(turns: dict[str, Turn]) -> dict[str, float]:
-    """Return the median of the processor time of a call, in µs, for each of these turns."""
+    """Return the median processor time of a call in µs, for each server."""
     took: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(TURNS):
         for name, turn in turns.items():

@@ -1,11 +1,11 @@
-"""Thousands of waiting sessions: each is created, takes one step that waits for a second, and is closed.
+"""Thousands of waiting sessions: each is created, makes one call that waits for a second, and is closed.
 
-OpenEnv publishes such a table. Here both servers get the same crowds on one machine. Ours has records on SQLite and is
-measured at `/rpc`, without tasks and with recorded verdicts, and at the paths of the trainers' protocols and of MCP,
-with their clients' requests.
+OpenEnv publishes a table of such measurements. Here OpenEnv's server and ours get the same crowds of sessions on one
+machine. Our server stores records on SQLite. It is measured at `/rpc`, with and without tasks, and at the paths of MCP
+and of the trainers' protocols.
 
-All sessions try to begin at the same moment, and a session's time runs from there. Processor time is counted until the
-server is idle, so deferred work counts too.
+All sessions try to begin at the same moment, from which a session's time runs. Processor time is counted until the
+server is idle, so deferred work counts, too.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from tools.benchmarks.workshop import HERE, Workshop
 
 SIZES = (32, 128, 512, 2048, 4096, 8192, 16384)
 WAIT_SECONDS = 1.0
-WARM = 32  # warm-up sessions, after which the server knows which functions wait
-IDLE_SECONDS = 2.0  # duration in which an idle server must have used almost no processor time
+WARM_UP_SESSIONS = 32  # after so many sessions, the server has measured which functions wait
+IDLE_SECONDS = 2.0  # a server is idle if it uses less than IDLE_SHARE of a processor in this time
 IDLE_SHARE = 0.05
 MEMORY_SESSIONS, MEMORY_WAIT_SECONDS = 2048, 12.0
 CROWD_SECONDS = 400  # time limit of the crowd's process
 START_SECONDS = 300
-SERVERS = ("ours", "episodes", "answers", "door", "ors", "nemo_gym", "mcp", "openenv")
+SERVERS = ("ours", "episodes", "answers", "our_openenv", "ors", "nemo_gym", "mcp", "openenv")
 CLIENT = str(HERE / "crowd.py")
 
 
@@ -42,16 +42,16 @@ class Crowd:
     """The results of a crowd of sessions.
 
     Attributes:
-        server: The server and the protocol: `ours`; `episodes`, with a verdict on each session; `answers`, also with
-            call_ids and an answer; `door`, our paths for OpenEnv; `ors`, `nemo_gym` and `mcp`, our other paths;
-            `openenv`, OpenEnv's own server.
+        server: The server and the protocol. `ours`: this server at `/rpc`. `episodes`: with a verdict on each session.
+            `answers`: also with call_ids and an answer. `our_openenv`, `ors`, `nemo_gym` and `mcp`: this server at the
+            paths of these protocols. `openenv`: OpenEnv's own server.
         sessions: The number of sessions.
         times: The durations of the sessions that ended well, in seconds, sorted.
-        steps: The durations of their steps, in seconds, sorted.
+        steps: The durations of the calls that wait, in seconds, sorted.
         server_ms: The server's processor time per session, in milliseconds.
-        client_share: The client's share of all processor time, its own and the server's.
-        load: The machine's load average before.
-        wrong: The problems of the other sessions, and their number.
+        client_share: The client's share of the processor time of client and server.
+        load: The machine's load average before the crowd began.
+        problems: The number of failed sessions, by problem.
     """
 
     server: str
@@ -61,7 +61,7 @@ class Crowd:
     server_ms: float
     client_share: float
     load: float
-    wrong: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, int] = field(default_factory=dict)
 
     @property
     def answered(self) -> float:
@@ -85,42 +85,42 @@ class _Server:
     process: Process
     port: int
 
-    def meet(self, sessions: int) -> Crowd:
-        """Run a crowd, and wait until the server is idle."""
-        load, before, own = os.getloadavg()[0], self.process.cpu_seconds(), _children_cpu()
+    def run_crowd(self, sessions: int) -> Crowd:
+        """Run a crowd, wait until the server is idle, and return the results."""
+        load, before, client_before = os.getloadavg()[0], self.process.cpu_seconds(), _children_cpu()
         result = self._crowd(sessions, WAIT_SECONDS)
-        client = _children_cpu() - own
-        used = self._cpu_when_idle() - before
+        client = _children_cpu() - client_before
+        server_cpu = self._cpu_when_idle() - before
         times, steps = sorted(result["times"]), sorted(result["steps"])
-        share = client / max(client + used, 0.001)
-        return Crowd(self.name, sessions, times, steps, used / sessions * 1000, share, load, result["wrong"])
+        share = client / max(client + server_cpu, 0.001)
+        return Crowd(self.name, sessions, times, steps, server_cpu / sessions * 1000, share, load, result["problems"])
 
     def kb_waiting(self) -> float:
         """Return the memory of one waiting session and its connection, in KB."""
-        measured = [self.process.memory_bytes()]
-        over = threading.Event()
+        memory_samples = [self.process.memory_bytes()]
+        finished = threading.Event()
 
         def measure() -> None:
-            while not over.wait(0.25):
-                measured.append(self.process.memory_bytes())
+            while not finished.wait(0.25):
+                memory_samples.append(self.process.memory_bytes())
 
         thread = threading.Thread(target=measure)
         thread.start()
         try:
             result = self._crowd(MEMORY_SESSIONS, MEMORY_WAIT_SECONDS)
         finally:
-            over.set()
+            finished.set()
             thread.join()
         if len(result["times"]) < MEMORY_SESSIONS:
             raise UnavailableError(f"not all sessions waited: {result['wrong']}")
-        return (max(measured) - measured[0]) / MEMORY_SESSIONS / 1024
+        return (max(memory_samples) - memory_samples[0]) / MEMORY_SESSIONS / 1024
 
     def _crowd(self, sessions: int, seconds: float) -> Any:
         command = [sys.executable, CLIENT, self.name, str(self.port), str(sessions), str(seconds), ours.TOKEN]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CROWD_SECONDS)
-        if ended.returncode:
-            raise UnavailableError(f"the client ended with {ended.returncode}: {ended.stderr[-300:].strip()}")
-        return json.loads(ended.stdout)
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=CROWD_SECONDS)
+        if process.returncode:
+            raise UnavailableError(f"the client ended with {process.returncode}: {process.stderr[-300:].strip()}")
+        return json.loads(process.stdout)
 
     def _cpu_when_idle(self) -> float:
         deadline = time.monotonic() + 60
@@ -132,8 +132,14 @@ class _Server:
                 return after
 
 
-def meet(workshop: Workshop, only: Sequence[str], sizes: Sequence[int]) -> tuple[list[Crowd], list[Bound]]:
-    """Run all crowds on both servers, in the usual sizes unless some are given."""
+def measure_crowds(workshop: Workshop, only: Sequence[str], sizes: Sequence[int]) -> tuple[list[Crowd], list[Bound]]:
+    """Run crowds of all sizes on all servers. Return the results and the bounds.
+
+    Args:
+        workshop: The workshop.
+        only: Words. Measure only servers whose name contains a word; empty for all.
+        sizes: Numbers of sessions; empty for the usual sizes.
+    """
     crowds: list[Crowd] = []
     bounds: list[Bound] = []
     sizes = sizes or SIZES
@@ -143,16 +149,16 @@ def meet(workshop: Workshop, only: Sequence[str], sizes: Sequence[int]) -> tuple
             continue
         try:
             with _serving(workshop, name, connections) as server:
-                server.meet(WARM)
+                server.run_crowd(WARM_UP_SESSIONS)
                 for size in sizes:
-                    crowds.append(server.meet(size))
+                    crowds.append(server.run_crowd(size))
                     print(crowds[-1].line(), file=sys.stderr, flush=True)
-            with _serving(workshop, name, connections) as server:  # a fresh server, because memory once used is kept
-                server.meet(WARM)
+            with _serving(workshop, name, connections) as server:  # a new server, because a process keeps memory
+                server.run_crowd(WARM_UP_SESSIONS)
                 limit = 35 if name == "ours" else float("inf")
-                about = f"memory of a session that waits, {name}"
+                bound_name = f"memory of a session that waits, {name}"
                 bounds.append(
-                    Bound(about, server.kb_waiting(), limit, unit=" KB", detail=f"{MEMORY_SESSIONS} sessions")
+                    Bound(bound_name, server.kb_waiting(), limit, unit=" KB", detail=f"{MEMORY_SESSIONS} sessions")
                 )
         except (UnavailableError, subprocess.TimeoutExpired) as error:
             print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
@@ -182,15 +188,14 @@ def _serving(workshop: Workshop, name: str, connections: int) -> Iterator[_Serve
         yield _Server(name, process, port)
 
 
-def _allow_connections(most: int) -> int:
-    """Raise this process's limit of open files to the maximum, and return the number of connections that a server may
-    hold.
-    """
+def _allow_connections(sessions: int) -> int:
+    """Raise this process's limit of open files to the maximum. Return the maximum number of connections of a server."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if 0 <= hard < most + 1000:
-        print(f"The system allows {hard} open files, too few for {most} sessions: raise `ulimit -Hn`.", file=sys.stderr)
-    return max(5000, min(hard if hard >= 0 else 2 * most, 2 * most) - 200)
+    if 0 <= hard < sessions + 1000:
+        warning = f"The system allows {hard} open files, too few for {sessions} sessions: raise `ulimit -Hn`."
+        print(warning, file=sys.stderr)
+    return max(5000, min(hard if hard >= 0 else 2 * sessions, 2 * sessions) - 200)
 
 
 def _children_cpu() -> float:

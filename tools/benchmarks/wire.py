@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 JSON = "application/json"
-IDLE_SECONDS = 1.0  # reconnect after this time: a server may close a connection that is idle for longer
+IDLE_SECONDS = 1.0  # reconnect after this time, because a server may close a connection that is idle for longer
 
 
 def request_bytes(port: int, path: str, body: Any, headers: Mapping[str, str] | None = None) -> bytes:
+    """Return a complete POST request with a JSON body."""
     text = json.dumps(body, separators=(",", ":"))
     fields = {"Host": f"127.0.0.1:{port}", "Content-Type": JSON, "Content-Length": len(text), **(headers or {})}
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
@@ -34,16 +35,16 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         self._path = path
         self._headers = {"Content-Type": JSON, **(headers or {})}
-        self._used = time.monotonic()
+        self._used_at = time.monotonic()
 
     def post(self, body: Any) -> tuple[Any, Mapping[str, str]]:
         """Send JSON, and return the JSON and the headers of the answer."""
-        if time.monotonic() - self._used > IDLE_SECONDS:
+        if time.monotonic() - self._used_at > IDLE_SECONDS:
             self._connection.close()
         self._connection.request("POST", self._path, json.dumps(body), self._headers)
         reply = self._connection.getresponse()
         text = reply.read()
-        self._used = time.monotonic()
+        self._used_at = time.monotonic()
         if reply.status >= http.client.BAD_REQUEST:
             raise RuntimeError(f"HTTP {reply.status}: {text.decode(errors='replace')[:200]}")
         return (json.loads(text) if text else None), reply.headers

@@ -1,7 +1,7 @@
 """The benefit of a second worker: more calls on Redis or Postgres, and no loss on SQLite.
 
-The load generator, Redis and Postgres use processor time too. So the measure is calls per second of processor time that
-was left for the server, with one worker and with two.
+The load generator, Redis and Postgres use processor time, too. So calls per second are divided by the share of the
+processors that was left for the server.
 """
 
 import os
@@ -19,7 +19,7 @@ CONNECTIONS, SESSIONS = 64, 2000
 
 
 def two_workers(workshop: Workshop, plan: Plan, only: Sequence[str] = ()) -> Iterator[Bound]:
-    """Compare two workers with one, at 64 connections over 2,000 sessions."""
+    """Compare two workers with one worker, with 64 connections and 2,000 sessions."""
     for store, limit in (("redis:", 1.6), ("postgres:", 1.7), ("sqlite:", 1.0)):
         if only and not any(word in f"ours, {store}" for word in only):
             continue
@@ -32,18 +32,19 @@ def two_workers(workshop: Workshop, plan: Plan, only: Sequence[str] = ()) -> Ite
 
 
 def _rate(workshop: Workshop, plan: Plan, store: str, workers: int) -> tuple[float, float]:
-    """Return the calls per second, and the share of the processors that was left for the workers, relative to their
-    maximum.
+    """Return the calls per second, and the share of processors that was left for the workers.
+
+    A share of 1 means that each worker could use a whole processor.
     """
     with serving(workshop, store, workers=workers) as server:
         case = server.case("workers", "add", ONE, sessions=SESSIONS, connections=CONNECTIONS)
         case.measure(1)
         busy, began = _busy_seconds(), time.monotonic()
         sample = case.measure(plan.seconds)
-        others = _busy_seconds() - busy - sample.cpu_seconds
-        usable = min(workers, os.cpu_count() or 1)
-        left = (os.cpu_count() or 1) - others / (time.monotonic() - began)
-        return sample.per_second, min(1.0, max(left, 0.1) / usable)
+        other_seconds = _busy_seconds() - busy - sample.cpu_seconds
+        max_processors = min(workers, os.cpu_count() or 1)
+        processors_left = (os.cpu_count() or 1) - other_seconds / (time.monotonic() - began)
+        return sample.per_second, min(1.0, max(processors_left, 0.1) / max_processors)
 
 
 def _busy_seconds() -> float:

@@ -2,8 +2,7 @@
 
     python launch.py installed|plain MODULE ARGUMENT…
 
-Uvicorn uses uvloop and httptools if they are installed. `plain` hides both, as if pip hadn't installed them, and
-changes nothing else.
+Uvicorn uses uvloop and httptools if they are installed. `plain` hides both, as if they weren't installed.
 """
 
 import runpy
@@ -16,7 +15,7 @@ def main():
     variant, module, *arguments = sys.argv[1:]
     if variant == "plain":
         for name in FAST:
-            sys.modules[name] = None  # type: ignore[assignment] # makes its import fail
+            sys.modules[name] = None  # type: ignore[assignment] # an import then fails
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -1,4 +1,4 @@
-"""AgentDojo in this process: a plain loop that deep-copies the environment for each call.
+"""AgentDojo without a server, as a contender: a plain loop that copies the environment for each call.
 
     python -m loop_agentdojo SUITE FUNCTION ARGUMENTS
 
@@ -24,7 +24,7 @@ def main():
     print("ready", flush=True)
     for line in sys.stdin:
         end, cpu, began = time.monotonic() + float(line), time.process_time(), time.monotonic()
-        took, failed = [], 0
+        durations, failed = [], 0
         while time.monotonic() < end:
             start = time.perf_counter()
             candidate = copy.deepcopy(environment)
@@ -33,10 +33,10 @@ def main():
                 environment = candidate
             else:
                 failed += 1
-            took.append(time.perf_counter() - start)
-        percentiles = statistics.quantiles(took, n=100)
+            durations.append(time.perf_counter() - start)
+        percentiles = statistics.quantiles(durations, n=100)
         figures = {
-            "answered": len(took),
+            "answered": len(durations),
             "failed": failed,
             "seconds": time.monotonic() - began,
             "p50_ms": percentiles[49] * 1000,

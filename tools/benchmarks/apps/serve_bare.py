@@ -1,4 +1,4 @@
-"""Bare Starlette: one route that parses a JSON-RPC call of `add`, counts, and answers with JSON."""
+"""Bare Starlette, the reference of the benchmark: one route parses a JSON-RPC call of `add`, and answers with a sum."""
 
 from serving import serve
 from starlette.applications import Starlette

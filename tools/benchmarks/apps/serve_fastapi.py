@@ -1,6 +1,7 @@
 """A durable counter as an engineer would write it by hand: FastAPI and aiosqlite, one transaction per call.
 
-It does the same work on the store as one call of the server: read a session's state, write the new state and a record.
+A call does the same work on the store as a call of Toolpack Server: it reads a session's state, and writes the new
+state and a record.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""FastMCP over streamable HTTP: one tool that counts. It is async, so it runs without a thread switch.
+"""FastMCP over streamable HTTP: a tool that counts. The tool is async, so it runs without a thread switch.
 
-The second argument is `sessions` or `stateless`. Both modes answer with JSON instead of an event stream, which is
-faster.
+The second argument is `sessions` or `stateless`. Both modes answer with JSON, because this is faster than an event
+stream.
 """
 
 import sys

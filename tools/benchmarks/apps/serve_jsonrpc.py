@@ -1,4 +1,4 @@
-"""fastapi-jsonrpc: one method that counts. It is async, so it runs without a thread switch."""
+"""fastapi-jsonrpc: a method that counts. The method is async, so it runs without a thread switch."""
 
 import fastapi_jsonrpc
 from fastapi import Body
@@ -11,7 +11,7 @@ count = 0
 
 @entrypoint.method()
 async def add(amount: int = Body(...)) -> int:
-    global count  # noqa: PLW0603 - one counter for all: fastapi-jsonrpc has no sessions
+    global count  # noqa: PLW0603 - one counter for all calls, because fastapi-jsonrpc has no sessions
     count += amount
     return count
 

@@ -1,4 +1,4 @@
-"""The MCP Python SDK's low-level server over streamable HTTP: one tool that counts; JSON answers, no sessions."""
+"""The low-level server of the MCP Python SDK over streamable HTTP: a tool that counts, without sessions."""
 
 from mcp.server.lowlevel import Server
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
@@ -13,7 +13,7 @@ async def list_tools(_context, _params):
 
 
 async def call_tool(_context, params):
-    global count  # noqa: PLW0603 - one counter for all, so that it can be checked
+    global count  # noqa: PLW0603 - one counter for all calls, so that the benchmark can check it
     count += params.arguments["amount"]
     return CallToolResult(content=[TextContent(type="text", text=str(count))], isError=False)
 

@@ -1,8 +1,10 @@
 """OpenEnv: an environment that counts, over HTTP.
 
-The second argument is `step`, `tool` or `wait`. `/step` creates an environment for each request, so all requests share
-one state here. A tool call over `/mcp` has its own session and environment. So does a WebSocket, and its steps wait.
-All are async, so they run without a thread switch.
+The second argument selects the environment. All steps and tools are async, so they run without a thread switch.
+
+- `step`: requests to `/step`. OpenEnv creates an environment for each request, so all environments share one counter.
+- `tool`: tool calls at `/mcp`. Each session has an environment of its own.
+- `wait`: steps on WebSockets, which wait. Each WebSocket has an environment of its own.
 """
 
 import asyncio

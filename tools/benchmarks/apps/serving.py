@@ -1,4 +1,4 @@
-"""Uvicorn for the other contenders, started with the options that Toolpack Server uses too."""
+"""Uvicorn for the other contenders, with the same options as in Toolpack Server."""
 
 import sys
 

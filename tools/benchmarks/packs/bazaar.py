@@ -1,4 +1,4 @@
-"""A market with a world of 10 KB of JSON, and tasks to measure the speed of audits."""
+"""A market with tasks, for measuring the speed of audits. Its world is 10 KB of JSON."""
 
 from typing import Annotated
 
@@ -62,7 +62,7 @@ def order(bazaar: Whole, stall: str, buyer: str, amount: int) -> Order:
     :param amount: The number of pieces.
     """
     if stall not in bazaar.stalls or amount < 1:
-        raise ValueError("there is no such stall, or nothing to order")
+        raise ValueError("there is no such stall, or the amount is below 1")
     bazaar.orders.append(Order(stall=stall, buyer=buyer, amount=amount))
     return bazaar.orders[-1]
 

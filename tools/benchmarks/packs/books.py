@@ -1,4 +1,4 @@
-"""A company's books: a database of any size and any number of files, with functions that change little of them."""
+"""A company's books: a database of any size, and any number of files. Its functions change only a little of them."""
 
 import sqlite3
 import subprocess
@@ -49,7 +49,7 @@ def order(db: Db, product: int, fails: bool = False) -> int:
     """Place an order: change one row, and add one row with its index entry.
 
     :param product: The product.
-    :param fails: Fail afterwards.
+    :param fails: Raise an error at the end.
     """
     db.execute("UPDATE product SET stock = stock - 1 WHERE id = ?", (product,))
     number = db.execute("INSERT INTO orders (product, note) VALUES (?, ?)", (product, "." * 200)).lastrowid

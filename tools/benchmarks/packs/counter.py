@@ -1,4 +1,4 @@
-"""A counter: the smallest environment that a call can change, optionally with a large field that no call uses."""
+"""A counter, the smallest environment that a call can change. Options add bytes that calls store, or don't use."""
 
 import time
 from typing import Annotated
@@ -65,9 +65,9 @@ def wait(counter: TheCounter, seconds: float) -> int:
 
 @toolpack.function(timeout_seconds=3)
 def hold(counter: TheCounter, seconds: float) -> int:
-    """Compute in C for a long time, without releasing the GIL.
+    """Compute in C code that doesn't release the GIL. The process may be killed at the function's deadline.
 
-    :param seconds: Approximate duration, if the process isn't killed.
+    :param seconds: Approximate duration.
     """
     counter.value += sum(range(int(seconds * 10**8)))
     return counter.value

@@ -1,4 +1,4 @@
-"""A register of people: objects in a dictionary, with functions that use one of them."""
+"""A register of people: a dictionary of objects. Each function uses one person."""
 
 from typing import Annotated
 

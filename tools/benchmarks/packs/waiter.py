@@ -1,4 +1,4 @@
-"""Functions that wait, as for a model or a website, and then change their world."""
+"""Functions that wait, as functions wait for a model or a website, and then change their world."""
 
 import asyncio
 import time
