@@ -1,7 +1,7 @@
 """Sessions for tests of toolpacks, which run in the test's process without HTTP.
 
-A session runs the server's own code with a store in memory, so a test sees the same atomicity, snapshots and errors as
-agents.
+A session runs the server's own code with a store in memory, so a test gets the same atomicity, snapshots and errors as
+an agent.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def add_pack_dir(*folders: str | Path) -> None:
 
 
 class _FunctionCaller:
-    """Base class of `Session` and `Participant`, with the methods that call functions and submit the answer."""
+    """Base class of `Session` and `Participant`: calls functions and submits the answer."""
 
     _server: "_Server"
 
@@ -64,7 +64,10 @@ class _FunctionCaller:
         return envelope["result"]
 
     def call(self, function: str, /, **kwargs: Any) -> dict[str, Any]:
-        """Run a function and return `{"result": …, "error": …}`, as an agent gets it. A failed call doesn't raise."""
+        """Run a function and return `{"result": …, "error": …}`, the form that an agent gets.
+
+        If the function fails, `error` is set, and nothing is raised.
+        """
         envelope: dict[str, Any] = self._rpc("run_function", function=function, kwargs=_json(kwargs))
         return envelope
 
@@ -77,7 +80,7 @@ class _FunctionCaller:
 
 
 class Participant(_FunctionCaller):
-    """A participant of a session, with the participant's own rights; returned by `Session.participant`.
+    """A participant of a session. It calls functions with its own rights. `Session.participant` returns it.
 
     Attributes:
         name: The participant's name; `agent` for the agent.
@@ -103,7 +106,7 @@ class Participant(_FunctionCaller):
         self._rpc("say", text=text, to=to)
 
     def listen(self, after: int = -1) -> list[dict[str, Any]]:
-        """Return the messages that the participant sent or received after the one with this index. Default: all."""
+        """Return the messages that the participant sent or received after the index `after`. Default: all messages."""
         messages: list[dict[str, Any]] = self._rpc("listen", after=after)["messages"]
         return messages
 
@@ -112,16 +115,16 @@ class Participant(_FunctionCaller):
 
 
 class Session(_FunctionCaller):
-    """A session for a test, with a server of its own in the test's process.
+    """A session for a test, with its own server in the test's process.
 
-    `with Session(toolpack) as session: session.run("get_balance")`. All values are JSON, as agents get them. Only
-    `environment` and `environments` return Python objects.
+    Use it as `with Session(toolpack) as session: session.run("get_balance")`. All values are JSON, just as agents get
+    them. Only `environment` and `environments` return Python objects.
 
     Args:
         toolpacks: The toolpacks of the session: `Toolpack` objects, not names.
-        options: Options of the toolpacks, by toolpack name, as for `create_session`.
+        options: The toolpacks' options, grouped by toolpack name, in the form that `create_session` accepts.
         task: A task of these toolpacks, `toolpack/name`. The session gets the options and rights that the task sets.
-        participants: The participants and their rights, as for `create_session`.
+        participants: The participants and their rights, in the form that `create_session` accepts.
 
     Attributes:
         id: The session's id.
@@ -148,16 +151,16 @@ class Session(_FunctionCaller):
         self._server = _Server(toolpacks)
         self._opened_server = True
         try:
-            chosen: dict[str, Any] = (
+            parameters: dict[str, Any] = (
                 {"toolpacks": [pack.name for pack in toolpacks]} if task is None else {"task": task}
             )
             if participants:
-                chosen["participants"] = _json(participants)
-            created = self._server.rpc("create_session", Caller(), options=_json(options or {}), **chosen)
+                parameters["participants"] = _json(participants)
+            session = self._server.rpc("create_session", Caller(), options=_json(options or {}), **parameters)
         except BaseException:
             self._server.close()
             raise
-        self.id: str = created["session_id"]
+        self.id: str = session["session_id"]
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +170,7 @@ class Session(_FunctionCaller):
 
     @property
     def environment(self) -> Any:
-        """The environment of the session's only toolpack. It is a copy; changing it doesn't change the session.
+        """A copy of the environment of the session's only toolpack. Changing the copy doesn't change the session.
 
         The toolpack `world`, which the server adds to a session with events, doesn't count.
 
@@ -182,7 +185,7 @@ class Session(_FunctionCaller):
 
     @property
     def environments(self) -> dict[str, Any]:
-        """The environment of each toolpack, by name. They are copies; changing them doesn't change the session."""
+        """Copies of the environments, by name of the toolpack. Changing a copy doesn't change the session."""
         return self._server.environments(self.id, self.version)
 
     @property
@@ -205,7 +208,7 @@ class Session(_FunctionCaller):
         return patch
 
     def participant(self, name: str = "agent") -> Participant:
-        """Return a participant. Calls through it have the participant's rights and are recorded under its name.
+        """Return a participant. Calls made through this object are limited by its rights and recorded under its name.
 
         Raises:
             ValueError: The session has no participant of this name.
@@ -216,11 +219,11 @@ class Session(_FunctionCaller):
         return Participant(self._server, self.id, name)
 
     def evaluate(self, task: str | None = None, answer: str | None = None) -> dict[str, Any]:
-        """Return the verdict of the evaluator on the session.
+        """Return the evaluator's verdict on the session.
 
         Args:
-            task: The task, `toolpack/name`. Default: the session's own.
-            answer: The answer to evaluate. Default: the submitted one.
+            task: The task, `toolpack/name`. Default: the session's own task.
+            answer: The answer to evaluate. Default: the submitted answer.
 
         Raises:
             ReplyError: The session has no task, or the evaluator failed.
@@ -229,7 +232,7 @@ class Session(_FunctionCaller):
         return verdict
 
     def fork(self, count: int = 1) -> list["Session"]:
-        """Return new sessions that start with the current environment. Closing this session also closes them."""
+        """Return new sessions that start with the current environment. Closing this session also closes its forks."""
         forks = []
         for forked in self._rpc("fork_session", count=count):
             fork = object.__new__(type(self))  # `__init__` would start another server
@@ -290,7 +293,7 @@ class _Server:
         """Send a request and return its result.
 
         Raises:
-            ReplyError: The server answered with an error.
+            ReplyError: The server returned an error.
         """
         if self.closed:
             raise RuntimeError("The session is closed.")
@@ -298,7 +301,7 @@ class _Server:
         return asyncio.run_coroutine_threadsafe(request, self._loop).result()
 
     def environments(self, session_id: str, version: int) -> dict[str, Any]:
-        """Return a session's environments, by toolpack. The databases and files in them are copies, too."""
+        """Return copies of a session's environments, by toolpack, including their databases and files."""
         codec, reader = self._service.codec, self._service.sessions.heavy_reader
         _, head = reader.find(session_id, None)
         snapshot = reader.snapshot(session_id, head, version)
@@ -311,7 +314,7 @@ class _Server:
         return as_made(environments)
 
     def call_error(self) -> BaseException:
-        """Return the exception for the last call, which must have failed."""
+        """Return the exception that the last call raised. The call must have failed."""
         failure = self._failure
         return CallError("The call failed.") if failure is None else failure.cause or CallError(failure.text)
 
@@ -324,7 +327,9 @@ class _Server:
 
 @lru_cache(maxsize=64)
 def _catalog(toolpacks: tuple[Toolpack, ...]) -> Catalog:
-    """Return the catalog of toolpacks after the checks of a server. Cached, because tests open many sessions.
+    """Return the catalog of toolpacks, after the checks that a server makes at its start.
+
+    The result is cached, because tests open many sessions.
 
     Raises:
         RegistrationError: A toolpack has a problem.
@@ -339,7 +344,7 @@ def _catalog(toolpacks: tuple[Toolpack, ...]) -> Catalog:
 
 
 def _json(value: Any) -> Any:
-    """Convert a Python value to JSON, for example a model or a date. A `FunctionCall` becomes a nested call."""
+    """Convert a Python value, such as a model or a date, to JSON. A `FunctionCall` becomes a nested call."""
     if isinstance(value, FunctionCall):
         return {"$call": {"function": value.function, "args": _json(value.args)}}
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""The `Toolpack` class for authors: the core class plus the methods of features.
+"""The `Toolpack` class for authors: the core class plus the methods that features add.
 
-No other module of the server imports it, because the core doesn't depend on features.
+No other module of the server imports this module, because the core doesn't depend on features.
 """
 
 from toolpack_server.features.authoring.classes.toolpack import ClassToolpacks

@@ -1,1 +1,1 @@
-"""The command `check`: find mistakes by loading toolpacks and reading their code. Other packages can add checks."""
+"""The command `check`, which loads toolpacks and reads their code to find mistakes. Other packages can add checks."""

@@ -1,8 +1,8 @@
 """The command `toolpack-server check`: find mistakes in toolpacks.
 
-It prints all problems to standard error, and a problem makes the exit status 1. It prints notes to standard output;
-they point to code that may be intentional. The checks here load toolpacks and read their code. Other distributions add
-checks that run the code, by entry points.
+The command prints problems to standard error; if it finds any, it exits with status 1. It prints notes to standard
+output, because a note points to code that might be intentional. The checks in this package load toolpacks and read
+their code. Other distributions add checks that run the code, as entry points.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from toolpack_server.processes.isolated_call import run_isolated
 from toolpack_server.wiring.installed import feature_variables
 
 GROUP = "toolpack_server.checks"
-"""The group of entry points of checks that run the code of toolpacks.
+"""The entry point group of checks that run the toolpacks' code.
 
-Each entry point is a function that returns `Finding` objects. Its arguments are a function that loads the toolpacks,
-and a list of `CheckedFunction`.
+Each entry point is a function that returns `Finding` objects. It accepts a function that loads the toolpacks, and a
+list of `CheckedFunction`.
 """
 NOT_CALLED = (
     "No function was called: this needs toolpack-author. To install it, run `pip install ./packages/toolpack-author` "
@@ -50,8 +50,8 @@ IN_MEMORY = {"store": "memory:", "log_calls": "off", "log_level": "error", "isol
     default=True,
     help="Call every function in a separate process, if toolpack-author is installed.  [default: calls]",
 )
-@click.option("--tasks", is_flag=True, help="Also check every task and its solution. This may take long.")
-@click.option("--task", "names", multiple=True, metavar="NAME", help="Check this task, toolpack/name; may be repeated.")
+@click.option("--tasks", is_flag=True, help="Also check every task and its solution. This can take long.")
+@click.option("--task", "names", multiple=True, metavar="NAME", help="Check this task, toolpack/name; can be repeated.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 if there are notes.")
 def check(
     pack_dir: tuple[Path, ...], packs: str | None, *, calls: bool, tasks: bool, names: tuple[str, ...], strict: bool
@@ -100,7 +100,8 @@ def check(
 class _Inspection(NamedTuple):
     """Results of loading the toolpacks and reading their code.
 
-    All values are plain, because a child process computes them and sends them to this one.
+    A child process computes these results and sends them to this process. So they contain only strings, numbers, lists
+    and tuples.
     """
 
     notes: list[str]
@@ -111,7 +112,7 @@ class _Inspection(NamedTuple):
 
 
 def _inspect(settings: Settings) -> _Inspection:
-    """Load the toolpacks and read their code. Runs in a child process, because loading runs author code."""
+    """Load the toolpacks and read their code. This runs in a child process, because loading runs author code."""
     catalog, errors = inspect_toolpacks(settings.pack_dir, settings.packs)
     notes, problems = list[str](), [str(error) for error in errors]
     if catalog is None:
@@ -128,7 +129,7 @@ def _inspect(settings: Settings) -> _Inspection:
 
 
 def _shared_writes(catalog: Catalog) -> list[Finding]:
-    """Return a note for each write to shared state in the functions of the toolpacks."""
+    """Return a note for each place at which a toolpack's function writes to shared state."""
     findings: dict[tuple[str, str], Finding] = {}
     for pack in catalog.toolpacks.values():
         for function in pack.functions.values():

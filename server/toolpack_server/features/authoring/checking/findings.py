@@ -1,7 +1,7 @@
 """Findings of checks.
 
-A finding is one sentence: the location, the fault, and how to fix it. A problem is certainly a fault; a note may be
-intentional.
+A finding is printed as one sentence: the location, the fault, and how to fix the fault. A *problem* is certainly a
+fault. A *note* points to code that might be intentional.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ class Finding:
     """A problem or a note."""
 
     location: str  # file, line and function
-    what: str  # the fault; findings of one function with equal texts are duplicates
+    what: str  # the fault; two findings on one function with the same `what` are duplicates
     advice: str = ""  # how to fix the fault, unless `what` says that
     called: str = ""  # when the fault occurs, such as the arguments of the call
-    is_problem: bool = False  # False: a note
+    is_problem: bool = False  # whether this is a problem; otherwise it is a note
     details: str = ""  # further lines, such as a traceback
     subject: str = ""  # the shared variable or process state that the function changes, to recognize duplicates
     function: str = ""  # the name of the function
@@ -28,7 +28,7 @@ class Finding:
 
 
 class CheckedFunction(NamedTuple):
-    """A function to check: the names of its toolpack and of the function, and the location of its definition."""
+    """A function to check, by the name of its toolpack, its own name, and the location of its definition."""
 
     toolpack: str
     name: str

@@ -1,7 +1,7 @@
 """Notes on likely mistakes in valid toolpacks.
 
-The checks read each toolpack's definition, and build its initial environment twice. The code may be intentional, so
-notes don't keep a server from starting.
+The checks read each toolpack's definition, and build its initial environment twice. A note points to code that might be
+intentional, so notes don't keep a server from starting.
 """
 
 import inspect
@@ -24,9 +24,9 @@ from toolpack_server.packs.toolpack import Toolpack
 from toolpack_server.snapshots.comparison import difference
 from toolpack_server.snapshots.graph import holders
 
-MAX_RECORDS = 10_000  # max items in a container of an environment without a note
-MANY_RECORDS = 1_000  # from this number of items on, an environment should be loaded lazily
-MAX_NAME = 64  # max characters of a function's name for several model providers
+MAX_RECORDS = 10_000  # a larger container in an environment causes a note
+MANY_RECORDS = 1_000  # environments with a container of at least this size should be loaded lazily
+MAX_NAME = 64  # max length of a function's name that all model providers accept
 PORTABLE_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
 
 
@@ -36,7 +36,7 @@ def notes_on(packs: Iterable[Toolpack]) -> list[str]:
 
 
 def _environment_notes(pack: Toolpack) -> list[str]:
-    """Return notes on fields of the wrong type, on differences between two initial environments, and on size."""
+    """Return notes on an initial environment: fields of the wrong type, values that change each time, and its size."""
     if requires(pack.options):
         return []
     try:
@@ -54,7 +54,7 @@ def _environment_notes(pack: Toolpack) -> list[str]:
                 f"{location_of(pack.source)}: the field `{name}` starts with a value that doesn't fit its type "
                 f"({what}): correct one of the two."
             )
-        except Exception:  # noqa: BLE001, S112 - an author's validator may raise any exception
+        except Exception:  # noqa: BLE001, S112 - an author's validator can raise any exception
             continue
     changing = difference(first, second)
     if changing:
@@ -66,7 +66,7 @@ def _environment_notes(pack: Toolpack) -> list[str]:
 
 
 def _size_notes(pack: Toolpack, environment: BaseModel) -> list[str]:
-    """Return a note if an environment is so large that each call is slow, and can be made faster."""
+    """Return a note if an environment is so large that each call is slow, but the author can make calls faster."""
     largest = max((len(held) for held in holders(environment) if type(held) in (dict, list)), default=0)
     if largest > MAX_RECORDS:
         text = (
@@ -80,7 +80,7 @@ def _size_notes(pack: Toolpack, environment: BaseModel) -> list[str]:
 
 
 def _function_notes(pack: Toolpack) -> list[str]:
-    """Return notes on functions that agents can't call or only partly see."""
+    """Return notes on functions that agents can't call, and on parts of functions that agents don't see."""
     notes = [] if pack.functions else [f"{pack.location}: it has no function: register some with @toolpack.function."]
     notes += _section_notes(pack)
     for function in pack.functions.values():
@@ -106,7 +106,7 @@ def _function_notes(pack: Toolpack) -> list[str]:
 
 
 def _section_notes(pack: Toolpack) -> list[str]:
-    """Return a note on the sections of docstrings that agents don't see, if there are any."""
+    """Return a note on sections of docstrings that agents don't see. Return no note if agents see all sections."""
     hidden = {each.name: hidden_sections(each.function.full_docstring) for each in pack.functions.values()}
     named = [name for name, sections in hidden.items() if sections]
     if not named:

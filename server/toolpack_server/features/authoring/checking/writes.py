@@ -1,8 +1,8 @@
 """Static search for writes to shared state: module variables and process state that a function changes.
 
-All sessions share this state, and no fork, reset or failed call restores it. Only writes that are certain from the
-function's own code are reported. Calling the function can find other writes, for example those in libraries; see
-`shared_state` of toolpack-author.
+All sessions share this state, and no fork, reset or failed call restores it. This search reports only writes that are
+certain from the function's own code. Other writes, for example in libraries, can only be found by calling the function;
+`shared_state` of toolpack-author does so.
 """
 
 import ast
@@ -31,7 +31,7 @@ PROCESS_CALLS = {
         )
     },
 }
-"""Calls that change process state, each with the name of the state that it changes."""
+"""Calls that change process state. Each call maps to the name of the state that it changes."""
 PROCESS_NAMES = (ENVIRON,)
 _TARGETS = ast.Name | ast.Subscript | ast.Attribute
 CONSTANTS = (str, int, float, bool, bytes, tuple, frozenset, type(None), ModuleType, FunctionType)
@@ -47,7 +47,7 @@ class SharedWrite(NamedTuple):
 
 
 def writes(function: Callable[..., Any]) -> list[SharedWrite]:
-    """Return the writes to shared state in a function, and in functions of the same module that it uses."""
+    """Return the writes to shared state in a function, and in functions of the same module that the function uses."""
     shared: dict[str, SharedWrite] = {}
     pending, seen = [inspect.unwrap(function)], set()
     while pending:
@@ -93,7 +93,7 @@ class _WriteSearch:
                 yield from self._store(node)
 
     def _call(self, node: ast.Call) -> Iterator[SharedWrite]:
-        """Yield a write if a call changes process state, advances an iterator with `next`, or changes a container."""
+        """Yield a write if a call changes process state, or a shared container, or advances a shared iterator."""
         called = _dotted(node.func)
         if called in PROCESS_CALLS and called.partition(".")[0] not in self.local:
             yield self._write(node, called, PROCESS_CALLS[called])
@@ -113,7 +113,7 @@ class _WriteSearch:
             yield from self._shared(node, node.value)
 
     def _shared(self, node: ast.expr, target: ast.expr) -> Iterator[SharedWrite]:
-        """Yield a write if the changed object `target` is a module variable, or is reached from a module variable."""
+        """Yield a write if the changed object `target` is a module variable, or is reached through one."""
         while isinstance(target, ast.Subscript | ast.Attribute):
             target = target.value
         if not isinstance(target, ast.Name) or target.id in self.local:
@@ -124,7 +124,7 @@ class _WriteSearch:
         yield self._write(node, target.id)
 
     def _value(self, name: str) -> Any:
-        """Return the value of a variable of the enclosing function or of the module, or None if it has no value."""
+        """Return the value of a variable in the enclosing function or the module, or None if it isn't assigned."""
         code = self._function.__code__
         if name in code.co_freevars and self._function.__closure__:
             try:
@@ -139,7 +139,7 @@ class _WriteSearch:
 
 
 def _dotted(node: ast.expr) -> str:
-    """Return an expression such as `os.environ` as text. Return "" for any expression but names and attributes."""
+    """Return an expression such as `os.environ` as text. Return "" if it isn't built from names and attributes only."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Toolpacks from ordinary Python classes: instances are the environment, public methods are the functions.
+"""Toolpacks from ordinary Python classes: an instance becomes the environment, its public methods the functions.
 
 The classes themselves aren't changed.
 """

@@ -1,7 +1,7 @@
 """Conversion of a class's public methods into functions, for `Toolpack.from_class`.
 
-The class isn't changed: when a function is called, it looks up its method in the instance. If a method can't become a
-function, the error names it and says how to exclude it.
+The class isn't changed, because each function looks up its method in the instance when it is called. If a method can't
+become a function, the error names the method and says how to exclude it.
 """
 
 import functools
@@ -17,7 +17,7 @@ from toolpack_server.packs.registration import located
 from toolpack_server.snapshots.classes import annotations_of, is_foreign
 
 Methods = Iterable[str] | Callable[[Any], object]
-"""A selection of methods: their names, or a predicate that takes a method."""
+"""A selection of methods: their names, or a predicate that accepts a method."""
 
 
 class ClassMethods:
@@ -25,10 +25,10 @@ class ClassMethods:
 
     Args:
         kind: The class.
-        field: The name of the environment's field with the instance; "" with only one class.
+        field: The name of the environment's field that holds the instance; "" if the toolpack has only one class.
 
     Attributes:
-        all_names: All names that a selection of methods may use: `name` and `field.name` of each attribute.
+        all_names: All names that a selection of methods can use: `name` and `field.name` of each attribute.
         offered: The methods that become functions, by name.
     """
 
@@ -51,7 +51,14 @@ class ClassMethods:
             )
 
     def _select(self, what: str, selection: Methods, methods: Mapping[str, Any]) -> set[str]:
-        """Return the names of the selected methods. `what` is the argument of `from_class`, for the error."""
+        """Return the names of the selected methods.
+
+        Args:
+            what: The name of the selection for the error: `read_only` or `exclude`.
+
+        Raises:
+            RegistrationError: A predicate raised an exception.
+        """
         if not callable(selection):
             names = names_of(selection)
             return {name for name in methods if name in names or f"{self._field}.{name}" in names}
@@ -68,11 +75,11 @@ class ClassMethods:
         return selected
 
     def functions(self, field: str, clashing: frozenset[str]) -> list[tuple[Function, bool]]:
-        """Return the functions, each with True if it is read-only.
+        """Return the functions. Each comes with True if it is read-only, else False.
 
         Args:
-            field: The name of the environment's field with the instance.
-            clashing: The names of methods that several classes have. Their functions get the prefix `<field>_`.
+            field: The name of the environment's field that holds the instance.
+            clashing: Names that several classes use for a method. Their functions get the prefix `<field>_`.
         """
         functions = []
         for name, method in self.offered.items():
@@ -85,38 +92,38 @@ class ClassMethods:
         return functions
 
     def _function(self, name: str, function_name: str, field: str, method: Any) -> Function:
-        """Create the function for a method. It depends on the field with the instance, unless it needs no instance."""
+        """Create the function for a method. Unless the method is static or a class method, it gets the instance."""
         plain = getattr(method, "__func__", method)
-        static, of_class = isinstance(method, staticmethod), isinstance(method, classmethod)
+        is_static, is_class_method = isinstance(method, staticmethod), isinstance(method, classmethod)
         docstring = _docstring(self._kind, name)
-        signature = read_loosely(plain, function_name, docstring, receiver=not static)
+        signature = read_loosely(plain, function_name, docstring, receiver=not is_static)
         kind = self._kind
-        if static or of_class:
+        if is_static or is_class_method:
 
             @functools.wraps(plain)
             def run(**arguments: Any) -> Any:
                 return getattr(kind, name)(**arguments)
 
-            return function_of(signature, self._named(run, name), docstring)
+            return function_of(signature, self._set_name(run, name), docstring)
         receiver = next(iter(inspect.signature(plain).parameters))
 
         @functools.wraps(plain)
         def run_method(**arguments: Any) -> Any:
             return getattr(arguments.pop(receiver), name)(**arguments)
 
-        function = function_of(signature, self._named(run_method, name), docstring)
+        function = function_of(signature, self._set_name(run_method, name), docstring)
         function.dependencies = {receiver: Depends(field)}
         return function
 
-    def _named(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Set a function's name to the method's name in the class, because a decorator may have set another one."""
+    def _set_name(self, run: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Set a function's name to the method's name in the class, because a decorator might have changed the name."""
         if run.__name__ != name:
             run.__name__, run.__qualname__ = name, f"{self._kind.__qualname__}.{name}"
         return run
 
 
 def _vars_of(kind: type) -> dict[str, Any]:
-    """Return the attributes of a class and its bases. Bases of the standard library and pydantic are skipped."""
+    """Return the attributes of a class and its bases. Bases from the standard library and pydantic are skipped."""
     attributes: dict[str, Any] = {}
     for base in kind.__mro__:
         if not is_foreign(base):
@@ -126,14 +133,14 @@ def _vars_of(kind: type) -> dict[str, Any]:
 
 
 def _public_methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the attribute of each public method with a docstring, those of the class before its bases'."""
+    """Yield the name and the attribute of each public method with a docstring. Inherited methods come last."""
     for name, value in _vars_of(kind).items():
         if not name.startswith("_") and _is_method(kind, value) and _docstring(kind, name):
             yield name, value
 
 
 def _is_method(kind: type, value: Any) -> bool:
-    """Return whether an attribute is a method. Class methods that return an instance are constructors instead."""
+    """Return whether an attribute is a method. A class method that returns an instance counts as a constructor."""
     if isinstance(value, classmethod):
         return not _makes_instances(kind, value)
     if isinstance(value, FunctionType | staticmethod):
@@ -149,7 +156,7 @@ def _makes_instances(kind: type, method: Any) -> bool:
 
 
 def _docstring(kind: type, name: str) -> str:
-    """Return a method's docstring, which may come from a base class, or ""."""
+    """Return a method's docstring, or else the docstring that a base class gives it, or ""."""
     for base in kind.__mro__:
         docstring = getattr(vars(base)[name], "__doc__", None) if name in vars(base) else None
         if docstring and not docstring.isspace():
@@ -158,12 +165,12 @@ def _docstring(kind: type, name: str) -> str:
 
 
 def names_of(selection: Methods) -> frozenset[str]:
-    """Return the names in a selection that isn't a predicate. A single text counts as one name."""
+    """Return the names in a selection that isn't a predicate. A single string counts as one name."""
     return frozenset([selection] if isinstance(selection, str) else selection)  # type: ignore[arg-type]
 
 
 def check_names(what: str, names: frozenset[str], all_names: Iterable[str]) -> None:
-    """Raise `RegistrationError` if a selection of methods has an unknown name."""
+    """Raise `RegistrationError` if a selection of methods contains an unknown name."""
     unknown = names - set(all_names)
     if unknown:
         raise RegistrationError(f"{what} names {min(unknown)!r}, which isn't a method: correct the name.")

@@ -1,6 +1,6 @@
 """Reader of signatures of methods, constructors and factories, in classes that weren't written for agents.
 
-Authors can't always edit such classes, so type hints, descriptions and exact docstrings may be missing. A signature is
+Authors can't always edit these classes, so type hints, descriptions and exact docstrings can be missing. A signature is
 rejected only if calls would fail.
 """
 
@@ -25,7 +25,7 @@ from toolpack_server.functions.signatures import (
 
 
 def _parse(text: str) -> docstring_parser.Docstring:
-    """Parse a docstring. If parsing fails, its first line is the short description and the rest the long one."""
+    """Parse a docstring. If parsing fails, the first line becomes the short description, the rest the long one."""
     try:
         return parse_docstring(text)
     except docstring_parser.ParseError:
@@ -43,14 +43,14 @@ def read_loosely(
     only: Mapping[str, str] | None = None,
     optional: bool = False,
 ) -> FunctionSignature:
-    """Return the signature of a function whose parameters may lack type hints and descriptions.
+    """Return the signature of a function, whose parameters can lack type hints and descriptions.
 
     Args:
         name: The function's name for agents.
         receiver: Whether the first parameter is the instance, which agents don't pass.
         only: The parameters that agents can pass, with their descriptions. None: all parameters with names that don't
             begin with `_`.
-        optional: Whether agents may omit parameters without a default. An omitted parameter is then None.
+        optional: Whether agents can omit parameters that have no default. An omitted parameter is then None.
 
     Raises:
         RegistrationError: An agent couldn't call the function; the message says why.
@@ -91,7 +91,8 @@ def read_loosely(
     )
 
 
-# Dataclasses and pydantic each have a class with this name. As a default, its instance means: a factory makes it.
+# The name of a class that both dataclasses and pydantic define. If a parameter's default is an instance of it, a
+# factory creates the actual default.
 _FACTORY = "_HAS_DEFAULT_FACTORY_CLASS"
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -104,7 +105,7 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[st
         hints = get_type_hints(hinted, include_extras=True)
     except Exception as error:
         raise RegistrationError(f"its type hints can't be read ({error}).") from error
-    for parameter in signature.parameters.values():  # for pydantic models, only the signature has the hints
+    for parameter in signature.parameters.values():  # for pydantic models, only the signature contains the hints
         if parameter.annotation is not parameter.empty and not isinstance(parameter.annotation, str):
             hints.setdefault(parameter.name, parameter.annotation)
     return signature, hints
@@ -126,14 +127,15 @@ def _field(parameter: inspect.Parameter, hint: Any, descriptions: dict[str, str]
 def _can_be_offered(parameter: inspect.Parameter, field: tuple[Any, Any]) -> bool:
     """Return whether agents can set an undocumented parameter.
 
-    They must if it has no default. Otherwise they can if its default is JSON and its type has a JSON Schema.
+    A parameter without a default must be set. Any other parameter can be set if its default can be converted to JSON
+    and its type has a JSON Schema.
     """
     if is_required(parameter):
         return True
     try:
         to_jsonable_python(default_of(parameter.default))
         parameters_model(parameter.name, {parameter.name: field})
-    except Exception:  # noqa: BLE001 - the type may be any class, and calls can use the default
+    except Exception:  # noqa: BLE001 - the type can be any class, and calls can use the default
         return False
     return True
 

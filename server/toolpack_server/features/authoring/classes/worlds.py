@@ -1,6 +1,6 @@
-"""Environments made of instances of any Python classes, which aren't changed.
+"""Environments made of instances of any Python classes. The classes aren't changed.
 
-The environment has a field for each instance. Each function of the toolpack calls a method of an instance.
+The environment contains a field for each instance. Each function of the toolpack calls a method of an instance.
 """
 
 import enum
@@ -37,11 +37,11 @@ class ClassWorld:
 
     Attributes:
         environment: The class of the environment.
-        functions: The functions, each with True if it is read-only.
+        functions: The functions. Each comes with True if it is read-only, else False.
         options: The toolpack's options: an object with `parameters` and `bind`, like a `Function`. None if the toolpack
-            takes no options.
+            accepts no options.
         build: Creates the environment from the bound options.
-        state_types: The classes of objects that the instances may contain; see `_state_types`.
+        state_types: The classes of objects that the instances can contain; see `_state_types`.
     """
 
     environment: type[BaseModel]
@@ -54,7 +54,7 @@ class ClassWorld:
 def world_of_class(
     toolpack: str, kind: type, read_only: Methods, exclude: Methods, options: Maker | None
 ) -> ClassWorld:
-    """Return the parts of a toolpack that is made from one class. The environment wraps the instance itself."""
+    """Return the parts of a toolpack that is made from one class. Its environment wraps the instance."""
     _check_is_class(kind)
     methods = ClassMethods(kind, "", read_only, exclude)
     maker = _instance_maker(kind, options)
@@ -77,7 +77,7 @@ def world_of_classes(
     exclude: Methods,
     options: Mapping[str, Maker],
 ) -> ClassWorld:
-    """Return the parts of a toolpack that is made from several classes, with a field for each instance."""
+    """Return the parts of a toolpack that is made from several classes. Its environment has a field for each class."""
     if not isinstance(kinds, Mapping) or not kinds:
         raise RegistrationError('give each instance a name and its class, as in {"files": FileSystem}.')
     if not isinstance(options, Mapping):
@@ -127,7 +127,7 @@ def _check_is_class(kind: Any) -> None:
 
 
 class _InstanceMaker:
-    """Creates an instance from options. Omitted options aren't passed, so their parameters have their own defaults."""
+    """Creates an instance from options. Omitted options aren't passed, so the parameters' own defaults apply."""
 
     dependencies: Mapping[str, Any] = {}
 
@@ -160,7 +160,11 @@ class _Options:
 
 
 def _instance_maker(kind: type, options: Maker | None) -> _InstanceMaker:
-    """Return the maker of an instance, from its constructor, a method, or an author's function."""
+    """Return the maker of an instance, which uses the constructor, a method, or an author's function.
+
+    Raises:
+        RegistrationError: The signature of the constructor, method or function can't be used.
+    """
     name = kind.__name__
     try:
         if options is None:
@@ -210,7 +214,7 @@ def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[.
 
 
 def _with_check(kind: type, make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an author's factory with a check that it returns an instance of the class."""
+    """Wrap an author's factory with a check that it returns an instance of the class."""
 
     def run(**arguments: Any) -> Any:
         instance = with_field_defaults(make)(**arguments)
@@ -222,7 +226,7 @@ def _with_check(kind: type, make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _annotation(kind: type) -> Any:
-    """Return the annotation of the field for an instance. Pydantic accepts any object of the class in it."""
+    """Return the annotation of the environment's field for an instance. Pydantic accepts any object of the class."""
     if issubclass(kind, BaseModel) or hasattr(kind, "__dataclass_fields__"):
         try:
             TypeAdapter(kind).json_schema(mode="serialization")
@@ -251,7 +255,7 @@ class _Instance:
 
 
 def _state_types(kind: type) -> Iterator[type]:
-    """Yield the classes of objects that an instance may contain.
+    """Yield the classes of objects that an instance can contain.
 
     These are the classes in the modules of the class and its bases, and the classes in annotations of constructors.
     """
@@ -269,12 +273,12 @@ def _state_types(kind: type) -> Iterator[type]:
 def _hints(function: Any) -> list[Any]:
     try:
         return [*typing.get_type_hints(function).values()]
-    except Exception:  # noqa: BLE001 - evaluating an annotation may raise any exception
+    except Exception:  # noqa: BLE001 - evaluating an annotation can raise any exception
         return []
 
 
 def _classes_in(annotations: Iterable[Any]) -> Iterator[type]:
-    """Yield the classes in annotations, also those inside generic types such as `list[Item]`."""
+    """Yield the classes in annotations, including classes inside generic types such as `list[Item]`."""
     for annotation in annotations:
         if isinstance(annotation, type) and not typing.get_origin(annotation):
             yield annotation
