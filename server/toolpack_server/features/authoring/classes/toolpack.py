@@ -52,9 +52,7 @@ class ClassToolpacks(Toolpack):
         with located(caller_location(name)):
             world = world_of_class(name, cls, read_only, exclude, options)
             return toolpack._from_world(cls, world, name, opt_in, state_types, lazy)
-        return toolpack(
-            name, opt_in=opt_in
-        )  # during `check`, `located` collects the error instead of raising it
+        return toolpack(name, opt_in=opt_in)  # during `check`, `located` collects the error instead of raising it
 
     @classmethod
     def from_classes(
@@ -87,9 +85,7 @@ class ClassToolpacks(Toolpack):
         with located(caller_location(name)):
             world = world_of_classes(name, classes, read_only, exclude, options or {})
             return toolpack._from_world(next(iter(classes.values())), world, name, opt_in, state_types, lazy)
-        return toolpack(
-            name, opt_in=opt_in
-        )  # during `check`, `located` collects the error instead of raising it
+        return toolpack(name, opt_in=opt_in)  # during `check`, `located` collects the error instead of raising it
 
     @classmethod
     def _from_world(
