@@ -1,7 +1,7 @@
 """Execution of a call, as a pure function of a plan and a snapshot.
 
-The code here does no I/O, takes no lock, and reads the clock only to measure read-only checks. The result is an
-`Outcome`, even if the function fails. The call has no effect until the outcome is committed.
+This module does no I/O, acquires no lock, and reads the clock only to measure read-only checks. The result is an
+`Outcome`, even if the function fails. The call has no effect until the caller commits the outcome.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,44 +24,46 @@ from toolpack_server.jsonio.view import to_json
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a call."""
+    """The outcome of a call: its result or failure, and the changes for the caller to commit."""
 
     result: bytes | None = None  # the result as JSON text; None after an error
     failure: CallFailure | None = None
-    changes: bool = False  # True if the call may have changed the environment, so that the version increases
-    # The new blob id and bytes of each part that the call may have changed.
+    changes: bool = False  # the call might have changed the environment, so the commit must increase the version
+    # The new blob id and bytes of each part that the call might have changed.
     blobs: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    # The live object of each part that the call used, equal to its bytes, or a reference to it in an executor.
+    # The decoded object of each part that the call used, or a reference to this object in an executor. The next call
+    # can use the object instead of decoding the part's bytes.
     live: dict[str, Any] = field(default_factory=dict)
     toolpack: str = ""  # the toolpack of the function; "" if there is no such function
     function: str = ""  # the function's name in the toolpack
-    comparison: ReadOnlyCheck | None = None  # the check of the read-only functions; None if it wasn't due
+    comparison: ReadOnlyCheck | None = None  # the check of the call's read-only functions; None if no check was due
     content: bool = False  # the result is a list of MCP content blocks
-    # The digest, by the execution policy, of each part that the call may have changed.
+    # For each part that the call might have changed, the digest that the execution policy computed.
     digests: dict[str, Any] = field(default_factory=dict)
     nested: Sequence[bytes] = ()  # the results, as JSON, of the nested calls that returned
     changed: Mapping[str, int] | None = None  # number of changed pages or files, by volume that the call changed
 
     def drop_changes(self) -> None:
-        """Remove all changes. The live objects are removed, too, because the call may have changed them."""
+        """Remove all changes, and the live objects because the call might have changed them."""
         self.changes, self.changed = False, None
         self.blobs, self.live, self.digests = {}, {}, {}
 
 
 def call(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Outcome:
-    """Run a function on this thread, in a new `contextvars` context, and encode the parts that it may have changed.
+    """Run a function on this thread, in a new `contextvars` context, and encode the parts that it might have changed.
 
     Raises:
-        RequestError: The stored environment can't be used. The call had no effect.
+        RequestError: The stored environment can't be decoded. The call had no effect.
         MissingBlobError: A part of the environment is missing from the store. The call had no effect.
     """
     return Context().run(run_steps, call_steps(plan, snapshot, context), context.interruptible)
 
 
 def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Steps[Outcome]:
-    """Run a call like `call`, but yield its coroutines to the caller, which awaits them.
+    """Run a call like `call`, but yield the function's coroutines to the caller, which awaits them.
 
-    With an execution policy, the caller must await them on this thread, because the policy applies to this process.
+    If the plan contains an execution policy, the caller must await the coroutines on this thread, because the policy
+    applies to this process.
     """
     world = World(plan, snapshot, context, ReadOnlyCheck() if plan.compares else None, context.max_result_bytes)
     live: dict[str, Any] = {}
@@ -75,13 +77,13 @@ def call_steps(plan: Plan, snapshot: Snapshot, context: ExecutionContext) -> Ste
             live = _end_volumes(world.volumes, outcome, world)
     finally:
         if world.volumes is not None:
-            # Only has an effect after an exception: otherwise `_end_volumes` has released the volumes.
+            # This has an effect only after an exception. Without one, `_end_volumes` has already released the volumes.
             world.volumes.abandon(keep=False)
     if plan.policy is not None and outcome.failure is None:
         classes = context.codec.catalog.classes
         outcome.digests |= {part: plan.policy.digest_part(outcome.live[part], classes) for part in world.dirty}
-        # The next call must decode everything. The order of a set depends on how the set was filled, so a live object
-        # could give other results than the decoded one when the call is repeated.
+        # A policy promises that a call can be repeated with the same result, so the next call must decode everything.
+        # The iteration order of a set depends on how the set was filled: a live set and its decoded copy can differ.
         outcome.live = {}
     if live:
         outcome.live = {**outcome.live, **live}
@@ -106,9 +108,9 @@ def _run(world: World) -> Steps[Outcome]:
         for part in world.dirty:
             outcome.blobs[part] = codec.encode(part, world.touched[part])
         return outcome  # noqa: TRY300 - every line above can raise
-    # BaseException: a function that raises SystemExit or KeyboardInterrupt has failed; the server must go on.
+    # BaseException: if a function raises SystemExit or KeyboardInterrupt, only its call fails; the server continues.
     except BaseException as error:
-        # A `GeneratorExit` that no function raised closes the steps of an abandoned call.
+        # If no function raised a `GeneratorExit`, the caller is closing this generator because it abandoned the call.
         if isinstance(error, RequestError | InternalSignal | GeneratorExit) and not world.raised:
             raise  # the server's own code raised the error
         if isinstance(error, WrappedStopIteration):
@@ -117,7 +119,10 @@ def _run(world: World) -> Steps[Outcome]:
 
 
 def _failure(world: World, error: BaseException, why: Failure | None) -> CallFailure:
-    """Return the failure of a call. Raise instead if an unusable volume or the host caused the error."""
+    """Return the failure of a call.
+
+    Raise an error instead if the cause is an unusable volume or a shortage on the host: such a call isn't recorded.
+    """
     if world.volumes is not None:
         explained = world.volumes.explain(error)
         if explained is not error or world.volumes.failed is not None:
@@ -131,7 +136,7 @@ def _failure(world: World, error: BaseException, why: Failure | None) -> CallFai
 def _end_volumes(volumes: Volumes, outcome: Outcome, world: World) -> dict[str, Any]:
     """Add the changes of volumes to an outcome, and return the handles of their working copies.
 
-    If a volume can't be stored, the call has failed, and no change of the call is kept.
+    If a volume can't be stored, the call fails, and all its changes are discarded.
     """
     try:
         if outcome.failure is None:

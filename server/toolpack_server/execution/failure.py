@@ -1,7 +1,7 @@
 """Failures of calls, with their causes.
 
-A failure stays an object on its way from the function, through an executor, to the record. It becomes text only for
-people and agents, so no code needs to parse an error's text.
+A failure stays an object on its way from the function, through an executor, to the record. It is formatted as text only
+for people and agents, so no code needs to parse an error's text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,10 @@ Json = dict[str, Any]
 
 
 class Failure(StrEnum):
-    """Cause of a failure, for programs. The class of an exception isn't enough: the function may have raised it."""
+    """Cause of a failed call, for programs.
+
+    The exception's class doesn't tell the cause, because a function can itself raise, for example, a `ValidationError`.
+    """
 
     NOT_FOUND = "not_found"
     ARGUMENTS = "arguments"
@@ -33,30 +36,30 @@ class Failure(StrEnum):
 
 
 OF_CALLS = frozenset({Failure.NOT_FOUND, Failure.ARGUMENTS, Failure.RAISED, Failure.TOO_LARGE})
-"""The causes that `execution.call` can return. Its callers add the others."""
+"""The causes that `execution.call` can return. The other causes are set by its callers."""
 
 _WHY: Mapping[type[BaseException], Failure] = {
     ToolNotFoundError: Failure.NOT_FOUND,
     ValidationError: Failure.ARGUMENTS,
     TooLargeError: Failure.TOO_LARGE,
 }
-"""The causes by exception class, for exceptions that the server itself raised."""
+"""The cause for each exception class, if the server's own code raised the exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailure:
-    """Description of a failed call."""
+    """Failure of a call: the exception's name and message for the caller, and details for the log."""
 
     kind: str  # the name of the exception's class
     message: str
     why: Failure
-    errors: list[Json] | None = None  # the errors of the arguments, each {loc, msg, type}
+    errors: list[Json] | None = None  # the validation errors of the arguments, each {loc, msg, type}
     similar: Sequence[str] | None = None  # names of similar functions, if the function doesn't exist
     # The exception. It never leaves this process.
     cause: BaseException | None = field(default=None, compare=False, repr=False)
-    # The traceback, for the log and the author. It is never part of a reply or a record.
+    # The traceback, for the log and the author. It is never included in a response or a record.
     traceback: str | None = None
-    raised_at: str | None = None  # file, line and function that raised; never part of a reply or a record
+    raised_at: str | None = None  # file, line and function that raised; never included in a response or a record
 
     @classmethod
     def of(
@@ -71,8 +74,9 @@ class CallFailure:
 
         Args:
             why: The cause. None: derive it from the exception's class.
-            max_bytes: Maximum length of the text, and of the list of argument errors as JSON.
-            keep_cause: Keep the exception, with all objects in the frames of its traceback, and the traceback's text.
+            max_bytes: Maximum length of `text`, and of the list of argument errors as JSON.
+            keep_cause: Keep the exception and the text of its traceback. This keeps all objects in the traceback's
+                frames alive.
         """
         kind, message = type(error).__name__, error_message(error)
         errors = similar = None
@@ -108,16 +112,20 @@ class CallFailure:
 
     @classmethod
     def from_members(cls, members: Json) -> Self:
+        """Return the failure for a result of `members`."""
         return cls(**{**members, "why": Failure(members["why"])})
 
 
 def cut_error(error: str, max_length: int) -> str:
-    """Return an error's text, cut to a maximum number of characters, with a note about the rest."""
+    """Return an error's text, cut to a maximum number of characters. A note says how many characters were cut."""
     return error if len(error) <= max_length else f"{error[:max_length]}… ({len(error) - max_length} more characters)"
 
 
 def _argument_errors(error: ValidationError) -> list[Json]:
-    """Return the errors of a call's arguments, without their values. Return none if there are too many to list."""
+    """Return the validation errors of a call's arguments, without the rejected values.
+
+    Return an empty list if there are more than `MAX_LISTED_ERRORS`.
+    """
     if error.error_count() > MAX_LISTED_ERRORS:
         return []
     return [

@@ -1,11 +1,11 @@
 """Errors caused by the host (no memory, no file descriptors), not by the function.
 
-A call that meets such an error is refused and not recorded, so that the caller can retry it. The error's code decides,
-with two exceptions:
+A call that meets such an error is refused and not recorded, so that the caller can retry it. The error's code tells
+whether the host is the cause, with two exceptions:
 
-- The function may have used up the memory itself. So its frames are cleared, which frees its objects. Only if there is
-  still no memory, the host is the cause.
-- SQLite has one code for every file that it can't open. Only if no other file can be opened, the host is the cause.
+- The function might have used up the memory itself. So its frames are cleared, which frees its objects. The host is the
+  cause only if memory is still unavailable after that.
+- SQLite reports one code for every file that it can't open. The host is the cause only if no other file can be opened.
 """
 
 import errno
@@ -19,10 +19,10 @@ from pathlib import Path
 FILES = "The server has reached its limit of open files; nothing was changed. Retry, or raise that limit."
 MEMORY = "The server is out of memory; nothing was changed. Retry, or give the server more memory."
 
-_FILES = 8  # descriptors that must be free, because a database can't be opened with fewer
+_FILES = 8  # number of descriptors that must be free, because opening a database needs up to this many
 _SQLITE_CANTOPEN = 14  # SQLite's code for a file that it can't open, for any reason
-_MEMORY_BYTES = 2**24  # memory that must be free
-_MAX_CAUSES = 10  # examined causes of one error
+_MEMORY_BYTES = 2**24  # memory that must be available, or else the host is out of memory
+_MAX_CAUSES = 10  # maximum number of examined exceptions in the chain of causes
 
 
 def host_error(error: BaseException) -> str | None:

@@ -1,7 +1,7 @@
-"""Initial environments of sessions: toolpacks build them once for each set of options, and sessions share them.
+"""Initial environments of sessions, built once for each toolpack and set of options, and shared by sessions.
 
-An initial environment is refused if storing and restoring would change it. The cache is in memory only, so a restart
-builds the environments again, and an edited toolpack never starts from old data.
+An initial environment is refused if storing and restoring would change it. The cache is in memory only. So after a
+restart, the environments are built again, and the sessions of an edited toolpack never start from old data.
 """
 
 import hashlib
@@ -26,18 +26,19 @@ ENTRY_BYTES = 1024  # estimated overhead of a part in the cache
 def build(
     context: ExecutionContext, toolpack: str, options: Mapping[str, Any], policy: ExecutionPolicy | None = None
 ) -> Built:
-    """Build a toolpack's initial environment, and encode it; raises as `Toolpack.build` and `PlainCodec.encode`.
+    """Build a toolpack's initial environment, and encode it.
 
-    A missed deadline interrupts the author's code, and the SQL of a database.
+    A missed deadline interrupts the author's code and a database's SQL. Raise the same errors as `Toolpack.build` and
+    `PlainCodec.encode`.
     """
     codec = context.codec
     with enforce(policy), context.interruptible:
         environment = codec.catalog.toolpacks[toolpack].build(options)
     payloads = codec.freeze_parts(toolpack, environment, context.interruptible)
-    # Seeded sessions build their environments each time, mostly with the same bytes. So cache the result of the check.
+    # Each seeded session builds its own environments, usually to the same bytes. So cache the result of the check.
     frozen = {part: payload for part, payload in payloads.items() if not is_piece(part)}
     digests = tuple((part, hashlib.blake2b(payload).digest()) for part, payload in frozen.items())
-    # There is nothing to check if the environment is one chain: `LazyEnvironment.first_part` has checked it.
+    # If the environment is one chain, `frozen` is empty, and `LazyEnvironment.first_part` has made this check.
     if frozen and not codec.exact.get(digests):
         restored = environments({part: codec.thaw(payload) for part, payload in frozen.items()})
         changed = difference(environment, restored[toolpack])
@@ -48,7 +49,10 @@ def build(
 
 
 def parse(context: ExecutionContext, toolpack: str, environment: Any, policy: ExecutionPolicy | None = None) -> Built:
-    """Build a toolpack's environment from JSON, and encode it; raises and is interrupted as `build`."""
+    """Build a toolpack's environment from JSON, and encode it.
+
+    A missed deadline interrupts it. Raise the same errors as `Toolpack.parse` and `PlainCodec.encode`.
+    """
     codec = context.codec
     with enforce(policy), context.interruptible:
         parsed = codec.catalog.toolpacks[toolpack].parse(environment)
@@ -67,10 +71,13 @@ class InitialEnvironments:
         return self._built.get((toolpack, b"")) is not None
 
     def get(self, toolpack: str, options: Mapping[str, Any]) -> Built:
-        """Return the id and the bytes of each part of a toolpack's initial environment; raises as `build`."""
+        """Return the id and the bytes of each part of a toolpack's initial environment. Build it if it isn't cached.
+
+        Raise the same errors as `build`.
+        """
         # A digest keeps the key small: options can be as large as a request.
         key = toolpack, hashlib.blake2b(dumps(options, sort_keys=True)).digest() if options else b""
-        # No lock: building may take long, and if two threads build the same environment, the first result is used.
+        # No lock, because building can take long. If two threads build the same environment, both use the first result.
         return self._built.get(key) or self._built.setdefault(key, self._build(toolpack, options))
 
 

@@ -1,9 +1,9 @@
-"""Large environments, stored as a chain of changed groups of objects instead of as a whole.
+"""Large environments, stored as a chain of groups of objects, so that a call loads and writes only what it touches.
 
-A call then loads and writes only the objects that it touches. A *group* is a set of objects that are read and written
-together; `snapshots/pieces.py` explains how an environment is cut into groups. The environment is stored like a volume:
-the first piece of its chain holds all groups (the *base*), and each later piece holds the groups that a call changed.
-A call gets a *lazy graph*: its objects are empty at first, and the first access to an object loads its group.
+A *group* is a set of objects that are read and written together; `snapshots/pieces.py` explains how an environment is
+cut into groups. The environment is stored like a volume, as a *chain* of pieces: the first piece contains all groups
+(the *base*), and each later piece contains the groups that a call changed. A call receives a *lazy graph*. Its objects
+are empty at first, and the first access to an object loads the object's group.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ from toolpack_server.volumes.volume import (
 from toolpack_server.volumes.working_copy import Key, PieceInfo, WorkingCopy
 
 KIND = "objects"
-MIN_SHARE = 0.5  # min share of an environment's bytes in groups that can be loaded one by one, so all but the first
+MIN_SHARE = 0.5  # minimum share of an environment's bytes that is outside the first group, which is always loaded
 BASES_BYTES = 256 * 2**20  # size of a process's cache of bases
 ROOT_BYTES = 400  # estimated memory of one lazy object
 
@@ -44,6 +44,8 @@ def lazy_name(toolpack: str) -> str:
 
 
 class _CachedBase(NamedTuple):
+    """Entry of the cache of bases."""
+
     base: Base
     piece: PieceInfo
 
@@ -58,7 +60,7 @@ class LazyEnvironment(Content):
     """
 
     kind = KIND
-    is_shareable = False  # functions get the objects, and may change them
+    is_shareable = False  # two calls can't use one copy at once, because functions can change its objects
     classes: ClassVar[ClassTable]
     max_bytes: ClassVar[int]
     bases: ClassVar[BoundedCache[str, _CachedBase]]
@@ -68,6 +70,7 @@ class LazyEnvironment(Content):
 
     @classmethod
     def kind_for(cls, classes: ClassTable, max_bytes: int) -> type["LazyEnvironment"]:
+        """Return a subclass for the loaded toolpacks' classes, with an empty cache."""
         bases = BoundedCache[str, _CachedBase](BASES_BYTES, lambda cached: cached.base.size)
         return type("LazyEnvironment", (cls,), {"classes": classes, "max_bytes": max_bytes, "bases": bases})
 
@@ -75,8 +78,8 @@ class LazyEnvironment(Content):
     def first_part(cls, toolpack: str, environment: BaseModel) -> dict[str, bytes]:
         """Return the first piece of an environment's chain, by its part's name.
 
-        Return an empty dictionary if the environment should be stored as a whole: too little of it can be loaded one by
-        one, or the chain wouldn't restore it exactly.
+        Return an empty dictionary if the environment should be stored as a whole. This is so if too few of its objects
+        can be loaded one by one, or if the chain wouldn't restore it exactly.
         """
         base = split(environment, cls.classes)
         if base.size - base.groups[0].size < MIN_SHARE * base.size:
@@ -89,7 +92,7 @@ class LazyEnvironment(Content):
 
     @classmethod
     def read(cls, chain: Chain, context: VolumeContext) -> BaseModel:
-        """Return the whole environment, without any lazy object; raises as `reading`."""
+        """Return the whole environment with all objects loaded. Raise the same errors as `reading`."""
         with cls.reading(chain, context) as graph:
             graph.load_all()
             environment: BaseModel = graph.first
@@ -98,7 +101,7 @@ class LazyEnvironment(Content):
     @classmethod
     @contextmanager
     def reading(cls, chain: Chain, context: VolumeContext) -> Iterator[LazyGraph]:
-        """Yield a graph of an environment for reading. Its objects can be used after the block, too.
+        """Yield a graph of an environment for reading. Its objects can also be used after the block.
 
         Raises:
             StateDamagedError: The pieces, or a group that the block has loaded, can't be read.
@@ -116,13 +119,13 @@ class LazyEnvironment(Content):
             if graph.failure is None:
                 raise
             raise damaged_error(chain.name) from error
-        if graph.failure is not None:  # an author's code has caught the error
+        if graph.failure is not None:  # an object couldn't be loaded, but an author's code has caught the error
             raise damaged_error(chain.name) from graph.failure
 
     @classmethod
     @override
     def open(cls, chain: Chain, context: VolumeContext) -> "LazyCopy":
-        """Read a chain. The base is taken from the process's cache if possible, because many sessions share it."""
+        """Read a chain. If possible, take the base from the process's cache, because many sessions share one base."""
         table = LazyTable.of(cls.classes)
         blob_id = chain.key[1] if chain.key else ""
         cached = cls.bases.get(blob_id)
@@ -150,14 +153,14 @@ class LazyEnvironment(Content):
         return {number: _size(group) for number, group in _unpack(body).items()}
 
     def environment(self) -> BaseModel:
-        """Return the environment for the call."""
+        """Return the environment that the call uses. Its objects are loaded at first access."""
         environment: BaseModel = self._copy.graph.first
         return environment
 
     def has_changed(self) -> bool:
-        """Write the changes since the last call of this method, and return whether there are any.
+        """Write the changes made since the last call of this method to the graph, and return whether there are any.
 
-        Raises as `LazyGraph.commit`, and `TooLargeError`.
+        Raise the same errors as `LazyGraph.commit`, and `TooLargeError` if the environment has grown too large.
         """
         graph = self._copy.graph
         if graph.failure is not None:
@@ -172,7 +175,7 @@ class LazyEnvironment(Content):
         return bool(changes)
 
     def state(self) -> dict[int, Group | None]:
-        """Write the changes so far, and return the changed groups of the chain, for `change_since`."""
+        """Write the changes so far, and return the groups that differ from the base, for `change_since`."""
         self.has_changed()
         return dict(self._copy.graph.delta)
 
@@ -219,10 +222,10 @@ class LazyEnvironment(Content):
         return error
 
     def _end(self) -> None:
-        """Make the loaded objects lazy again, so that the next call loads them."""
+        """End the call's use of the graph: make the loaded objects lazy again, so that the next call loads them."""
         self._copy.end_call()
-        # A call with an execution policy must be repeatable. A live set may have another order than a decoded one, so
-        # the next call must load everything from the stored bytes.
+        # A call with an execution policy must be repeatable. The order of a live set can differ from the order of its
+        # decoded copy, so the next call must load everything from the stored bytes.
         if self._mounted.pinned:
             self._copy.discard()
 
@@ -243,11 +246,11 @@ class LazyEnvironment(Content):
 
 
 class LazyCopy(WorkingCopy):
-    """The groups of one version of an environment, and the lazy graph of the session that uses them.
+    """Working copy of a lazy environment: the groups of one version, and the lazy graph that a session's calls use.
 
     Attributes:
-        base: The groups of the chain's first piece.
-        delta: The groups of the later pieces.
+        base: The groups in the chain's first piece.
+        delta: The groups in the later pieces. None marks a removed group.
     """
 
     def __init__(self, table: LazyTable, base: Base, delta: Groups) -> None:
@@ -258,7 +261,7 @@ class LazyCopy(WorkingCopy):
 
     @property
     def graph(self) -> LazyGraph:
-        """The graph. It is created at first use."""
+        """The graph for the session's calls. It is created at first use, and opened if a call had ended its use."""
         if self._graph is None:
             self._graph = self.new_graph()
         self._graph.open()
@@ -270,15 +273,15 @@ class LazyCopy(WorkingCopy):
         return self._graph is not None
 
     def new_graph(self, delta: Groups | None = None) -> LazyGraph:
-        """Return another graph of this version.
+        """Return a new graph of this version.
 
         Args:
-            delta: The changed groups of another version, whose graph is returned instead.
+            delta: The changed groups of another version, to return a graph of that version instead.
         """
         return LazyGraph(self._table, self.base, self.delta if delta is None else delta)
 
     def rewrite(self) -> None:
-        """Make the current version the base, without the groups of removed objects."""
+        """Make the current version the base, and drop the groups of removed objects."""
         self.base = Base(self.base.vocabulary, self.new_graph().collected())
         self.delta = {}
         self.discard()
@@ -311,10 +314,10 @@ def _size(group: Group | None) -> int:
 
 
 def _pack(groups: Groups, vocabulary: Vocabulary | None = None) -> Body:
-    """Return groups as the content of a piece. A group that is None was removed.
+    """Return groups as the content of a piece. None marks a removed group.
 
     Args:
-        vocabulary: The class names that the groups refer to; only the first piece of a chain has them.
+        vocabulary: The class names that the groups refer to; only the first piece of a chain contains them.
     """
     kinds: dict[str, int] = {}
     entries: list[list[Any]] = []
@@ -335,7 +338,7 @@ def _pack(groups: Groups, vocabulary: Vocabulary | None = None) -> Body:
 
 
 def _unpack(body: Body) -> dict[int, Group | None]:
-    """Return the groups of a piece, as `_pack` got them."""
+    """Return the groups that `_pack` has written into a piece."""
     kinds, data, start = body.head["kinds"], bytes(body.data), 0
     groups: dict[int, Group | None] = {}
     for number, *rest in body.head["groups"]:

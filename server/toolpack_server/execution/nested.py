@@ -1,8 +1,8 @@
 """Nested calls: an argument that is exactly `{"$call": {"function": …, "args": {…}}}` is itself a call.
 
-Nested calls run one after the other. Each runs after the calls in its own arguments, and before the call that takes its
-result. All lists of nested calls have this order. So if the outermost call stops early, the results that exist belong
-to the first nested calls of the list.
+Nested calls run one after the other. Each runs after the calls in its own arguments, and before the call that uses its
+result. All lists of nested calls are in this order. So if the outermost call stops early, the results so far belong to
+the first nested calls in the list.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class NestedCall(NamedTuple):
 
     Attributes:
         arguments: The arguments as the client sent them, as JSON values.
-        parent: Index, in the list of nested calls, of the call that takes the result. None: the outermost call.
+        parent: Index, in the list of nested calls, of the call that uses the result. None: the outermost call.
     """
 
     function: str
@@ -25,7 +25,7 @@ class NestedCall(NamedTuple):
 
 
 def has_nested(arguments: Mapping[str, Any]) -> bool:
-    """Return whether arguments may contain nested calls. This runs for every call, so it must be fast."""
+    """Return whether arguments might contain nested calls. This runs for every call, so it must be fast."""
     for value in arguments.values():  # noqa: SIM110 - a generator would take longer than the loop
         if type(value) is dict and "$call" in value:
             return True
@@ -35,7 +35,7 @@ def has_nested(arguments: Mapping[str, Any]) -> bool:
 def read_nested(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[NestedCall]]:
     """Return the arguments with a `FunctionCall` in place of each nested call, and the list of nested calls.
 
-    The list leaves out calls that are nested too deeply to run.
+    The list excludes calls that are nested deeper than `MAX_CALL_DEPTH`, because they will never run.
     """
     calls: list[NestedCall] = []
     return _replace(arguments, calls, 1), calls
@@ -49,7 +49,10 @@ def _replace(arguments: Mapping[str, Any], calls: list[NestedCall], depth: int) 
 
 
 def _read(value: dict[str, Any], calls: list[NestedCall], depth: int) -> Any:
-    """Return the `FunctionCall` for a value, and append its calls to the list. Return other values unchanged."""
+    """Return the `FunctionCall` for a nested call, and append it and the calls in its arguments to `calls`.
+
+    Return a value unchanged if it doesn't have the exact form of a nested call.
+    """
     call = value["$call"]
     if len(value) != 1 or type(call) is not dict or call.keys() != {"function", "args"}:
         return value
@@ -58,7 +61,7 @@ def _read(value: dict[str, Any], calls: list[NestedCall], depth: int) -> Any:
     first = len(calls)
     arguments = _replace(call["args"], calls, depth + 1)
     if depth <= MAX_CALL_DEPTH:
-        # The calls in the arguments were appended without a parent, because this call's index wasn't known then.
+        # The calls in the arguments were appended without a parent, because this call's index was still unknown.
         index = len(calls)
         calls[first:] = [inner if inner.parent is not None else inner._replace(parent=index) for inner in calls[first:]]
         calls.append(NestedCall(call["function"], call["args"]))

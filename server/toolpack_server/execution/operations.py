@@ -1,7 +1,7 @@
 """Runner operations of the core: run a function; build, show, export and compare environments.
 
-A runner executes each of them in this process or in an executor. Each operation is one class here and one entry of
-`OPERATIONS`. Features add their own operations.
+A runner executes each operation in this process or in an executor process. An operation consists of one class here and
+one entry in `OPERATIONS`. Features add their own operations.
 """
 
 import base64
@@ -40,9 +40,9 @@ class RunCall(RunnerOperation[Outcome]):
     """Run a function.
 
     Args:
-        toolpacks: The toolpacks of the session.
-        sent: The call as JSON text, with its arguments.
-        start: Called when the function is about to start.
+        toolpacks: The session's toolpacks, from which an executor builds the session's functions.
+        sent: The call with its arguments, as JSON text, for an executor.
+        start: Called just before the function starts.
     """
 
     name = "call"
@@ -69,7 +69,7 @@ class RunCall(RunnerOperation[Outcome]):
         watch = Watch()
         outcome = yield from call_steps(plan, self.snapshot, context)
         if watch.leaves_work(plan.footprint):
-            outcome.live = {}  # threads of the function may still change these objects
+            outcome.live = {}  # threads started by the function might still change these objects
         return outcome
 
     @override
@@ -85,7 +85,7 @@ class MakeEnvironment(RunnerOperation[Built]):
     source: Any
     policy: ExecutionPolicy | None = None
     _make: ClassVar["staticmethod[[ExecutionContext, str, Any, ExecutionPolicy | None], Built]"]
-    _author: ClassVar[str]  # the code that runs, for error messages
+    _author: ClassVar[str]  # name of the code that runs, for error messages
 
     def __post_init__(self) -> None:
         self.who = f"{self._author} of toolpack {self.toolpack!r}"
@@ -126,18 +126,20 @@ class ExportEnvironments(RunnerOperation[bytes]):
 
 
 class _JsonText(RunnerOperation[bytes]):
+    """Base class of operations that return JSON text."""
+
     @override
     def fits(self, result: Any) -> bool:
-        loads(result)  # raises if the text isn't JSON; it is copied into an answer
+        loads(result)  # raises if the text isn't JSON, because the text is copied unchanged into a response
         return True
 
 
 @dataclass(eq=False)
 class ViewEnvironments(_JsonText):
-    """Convert all environments to JSON, by toolpack. With a JSON Pointer, only the items on its way are needed."""
+    """Convert all environments to JSON, by toolpack. Items that a JSON Pointer doesn't lead to can be left out."""
 
     snapshot: Snapshot
-    within: Sequence[str] = ()  # the steps of the pointer
+    within: Sequence[str] = ()  # the steps of the JSON Pointer
     name = "view"
 
     @override
@@ -159,9 +161,9 @@ class ViewWithoutVolumes(_JsonText):
 
 @dataclass(eq=False)
 class ViewChanges(_JsonText):
-    """Convert the environments of two snapshots to JSON, without items that are equal.
+    """Convert the environments of two snapshots to JSON, without items that are equal in both.
 
-    The text is empty if that isn't possible. The caller then compares the whole environments.
+    The result is empty if the equal items can't be found. The caller then compares the whole environments.
     """
 
     before: Snapshot
@@ -179,7 +181,10 @@ class ViewChanges(_JsonText):
 
 @dataclass(eq=False)
 class ViewVolume(_JsonText):
-    """Convert the value at a JSON Pointer in a volume, or a page of it, to JSON. No value gives an empty text."""
+    """Convert the value at a JSON Pointer in a volume, or a page of the value, to JSON.
+
+    The result is empty if there is no value at the pointer.
+    """
 
     snapshot: Snapshot
     volume: str
@@ -203,7 +208,7 @@ class ViewVolume(_JsonText):
 
 @dataclass(eq=False)
 class ExportVolumes(RunnerOperation[dict[str, str]]):
-    """Export the volumes by name, each in base64, in a file format that other programs read."""
+    """Export the volumes in a file format that other programs can read. The result maps each name to base64."""
 
     snapshot: Snapshot
     name = "export-volumes"
@@ -218,9 +223,9 @@ class ExportVolumes(RunnerOperation[dict[str, str]]):
 
 @dataclass(eq=False)
 class PatchVolumes(RunnerOperation[list[dict[str, Any]]]):
-    """Compute the JSON Patch operations that turn the volumes of one snapshot into those of another.
+    """Compute the JSON Patch operations that turn the volumes of one snapshot into the volumes of another.
 
-    A volume that only one of the snapshots has is added or removed as a whole.
+    A volume that exists in only one of the snapshots is added or removed as a whole.
     """
 
     before: Snapshot

@@ -1,12 +1,12 @@
 """Parts of an environment: groups of fields that are stored separately, so that a call loads only the parts it uses.
 
-A call's *footprint* is known before the call runs: the fields that its function depends on. So an environment can be
-divided when it is created. Two fields stay together if they share a mutable object, or if one function uses both. So no
-function gets two parts, and no function can make one part refer to another.
+A call's *footprint*, the set of fields that its function depends on, is known before the call runs. So an environment
+can be divided when it is created. Two fields stay together if they share a mutable object, or if one function uses both
+fields. So no function uses two parts, and no function can make one part refer to another.
 
-In these cases the environment stays in one part: a dependency is a callable or isn't a field, an object refers back to
-the environment, or the class keeps state outside its fields. A part is an environment of the same class that has only
-some of the fields.
+An environment isn't divided if a dependency is a callable or isn't a field, if an object refers back to the
+environment, or if its class keeps state outside its fields. A part is an environment of the same class with only some
+of the fields.
 """
 
 import datetime as dt
@@ -31,7 +31,7 @@ _IMMUTABLE = (
     decimal.Decimal, uuid.UUID, type,
 )  # fmt: skip
 
-# The name, among the fields, of a model's private attributes and extra fields, which no function depends on.
+# Stands, among the names of fields, for a model's private attributes and extra fields. No function depends on these.
 _REST = ""
 
 
@@ -40,7 +40,7 @@ def toolpack_of(part: str) -> str:
 
 
 def holds(part: str, field: str) -> bool:
-    """Return whether a part holds a field. A part with the name of its toolpack holds all fields."""
+    """Return whether a part contains a field. A part named like its toolpack contains all fields."""
     _, divided, fields = part.partition(SEPARATOR)
     return not divided or field in fields.split(",")
 
@@ -52,7 +52,7 @@ def footprint(function: Any) -> frozenset[str] | None:
 
 
 def divide(toolpack: Toolpack, environment: BaseModel, volumes: frozenset[str] = frozenset()) -> dict[str, BaseModel]:
-    """Divide an initial environment into parts. It stays in one part if its toolpack's functions don't allow more.
+    """Divide an initial environment into parts. Return it as one part if it can't be divided; see the module docstring.
 
     Args:
         volumes: The names of the environment's volumes, which the caller has taken out of it.
@@ -70,7 +70,7 @@ def divide(toolpack: Toolpack, environment: BaseModel, volumes: frozenset[str] =
         groups.unite(sorted(names))  # type: ignore[arg-type]
     reachable = {field for names in footprints for field in names}  # type: ignore[union-attr]
     groups.unite([_REST, *(field for field in fields if field not in reachable)])
-    # Searching for shared objects takes long, and can only unite groups. So a single group isn't searched.
+    # Skip the slow search for shared objects if there is only one group, because the search can only unite groups.
     if len(_nonempty(groups, environment)) <= 1 or not _unite_sharing(groups, environment):
         return {toolpack.name: environment}
     nonempty = _nonempty(groups, environment)
@@ -83,12 +83,12 @@ def divide(toolpack: Toolpack, environment: BaseModel, volumes: frozenset[str] =
 
 
 def merge(parts: Iterable[BaseModel]) -> BaseModel:
-    """Combine the parts of one environment. A single part is returned as it is."""
+    """Combine the parts of one environment. Return a single part unchanged."""
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
     values = {name: value for part in parts for name, value in part.__dict__.items()}
-    # An empty part may have a base class of the environment's class, so take the most derived class.
+    # An empty part can be an instance of a base class of the environment's class, so use the most derived class.
     kind: type[BaseModel] = max(map(type, parts), key=lambda cls: len(cls.__mro__))
     whole = _new(kind, {name: values.pop(name) for name in [*kind.model_fields, *values] if name in values})
     for part in parts:
@@ -112,7 +112,7 @@ def emptied(kind: type[BaseModel]) -> BaseModel:
     return _new(kind, {})
 
 
-@lru_cache(maxsize=1024)  # the parts mostly have the same names in all calls and sessions
+@lru_cache(maxsize=1024)  # in most calls and sessions, the parts have the same names
 def parts_of(parts: tuple[str, ...], toolpack: str) -> tuple[str, ...]:
     """Return the parts of a toolpack's environment among a session's parts, sorted, without pieces of volumes."""
     return tuple(sorted(part for part in parts if toolpack_of(part) == toolpack and not is_piece(part)))
@@ -120,7 +120,7 @@ def parts_of(parts: tuple[str, ...], toolpack: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def without_volumes(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str]) -> frozenset[str]:
-    """Return a footprint without the names of the toolpack's volumes, because no part holds a volume."""
+    """Return a footprint without the names of the toolpack's volumes, because volumes are stored outside the parts."""
     return footprint - {
         volume_of(part).partition(SEPARATOR)[2] for part in parts if toolpack_of(part) == toolpack and is_piece(part)
     }
@@ -128,9 +128,12 @@ def without_volumes(parts: tuple[str, ...], toolpack: str, footprint: frozenset[
 
 @lru_cache(maxsize=1024)
 def parts_in_use(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str] | None) -> tuple[str, ...]:
-    """Return the parts, among a session's, that a call with this footprint most probably uses of a toolpack.
+    """Return the parts of a toolpack's environment that a call with this footprint most probably uses.
 
-    Return all parts of the toolpack if the footprint is unknown, or if no single part has its fields.
+    Return all parts of the toolpack if the footprint is unknown, or if its fields aren't in a single part.
+
+    Args:
+        parts: The names of all parts of the session.
     """
     candidates = parts_of(parts, toolpack)
     if footprint is not None and len(parts) > len(candidates):
@@ -165,7 +168,7 @@ def _new(kind: type[BaseModel], values: dict[str, Any]) -> BaseModel:
 
 
 def _is_divisible(environment: BaseModel, fields: list[str]) -> bool:
-    """Return whether an environment has only its fields, in their declared order, and pydantic's own state."""
+    """Return whether an environment consists only of its fields, in declared order, and of pydantic's own state."""
     kind = type(environment)
     slots = [base for base in kind.__mro__ if base is not BaseModel and vars(base).get("__slots__")]
     declared = [name for name in kind.model_fields if name in environment.__dict__]
@@ -173,7 +176,7 @@ def _is_divisible(environment: BaseModel, fields: list[str]) -> bool:
 
 
 def _nonempty(groups: "_Groups", environment: BaseModel) -> list[list[str]]:
-    """Return the groups that hold at least one value."""
+    """Return the groups that contain at least one value."""
     return [group for group in groups.all() if group != [_REST] or _has_rest(environment)]
 
 

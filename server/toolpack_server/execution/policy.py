@@ -1,9 +1,9 @@
 """Execution policies: a feature's rules for running toolpacks' code, such as a pinned clock.
 
-A policy is a small set of JSON values, so it can be sent to the process that runs the code. A policy applies to its
-whole process. So a call with a policy must run in a process that runs nothing else meanwhile, such as an executor,
-and its coroutines are awaited there. The call decodes its environments from bytes, and keeps no live objects for the
-next call.
+A policy is a small set of JSON values, so it can be sent to the process that runs the code. A policy applies to that
+whole process. So the process of a call with a policy must run nothing else meanwhile; an executor, for example, runs
+one call at a time. The call's coroutines are awaited in the same process. The call decodes its environments from bytes,
+and keeps no live objects for the next call.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +18,7 @@ from toolpack_server.volumes.volume import VolumeContext
 class ExecutionPolicy:
     """Base class of policies, which apply while a call runs or an environment is built.
 
-    A subclass is a frozen dataclass with fields of JSON values.
+    A subclass is a frozen dataclass whose fields contain JSON values.
 
     Attributes:
         digest_type: The type of the results of `digest_part` and `digest_piece`.
@@ -28,7 +28,7 @@ class ExecutionPolicy:
 
     @classmethod
     def load(cls) -> None:
-        """Import slow modules, before the processes that run toolpacks' code are forked from this one."""
+        """Import slow modules before the processes that run toolpacks' code are forked, so that these inherit them."""
 
     def hold(self) -> AbstractContextManager[None]:
         """Return a context manager that applies the policy to the whole process for a block.
@@ -38,15 +38,15 @@ class ExecutionPolicy:
         raise NotImplementedError
 
     def later(self, seconds: float) -> Self:  # noqa: ARG002 - a subclass uses it
-        """Return the policy for the same call, run this number of seconds later."""
+        """Return the policy for the same call if it runs this number of seconds later."""
         return self
 
     def at(self, microseconds: int) -> Self:  # noqa: ARG002 - a subclass uses it
-        """Return the policy for the same call, run at this time since the epoch."""
+        """Return the policy for the same call if it runs at this time, in microseconds since the epoch."""
         return self
 
     def digest_part(self, environment: BaseModel, classes: ClassTable) -> Any:
-        """Return the digest of a part of an environment that the call may have changed."""
+        """Return the digest of a part of an environment. Called for each part that a call might have changed."""
         raise NotImplementedError
 
     def digest_piece(self, part: str, payload: bytes, context: VolumeContext) -> Any:

@@ -1,12 +1,12 @@
 """Checks that functions declared read-only leave their environments unchanged.
 
-The server doesn't store the environment after a read-only call. If such a call changes the environment all the same,
-the live objects differ from the snapshot, and the next call sees a change that was never committed. A check finds this:
-it compares the live objects with the snapshot.
+The server doesn't store the environment after a read-only call. If the call changes the environment nevertheless, the
+live objects differ from the snapshot, and the next call would see a change that was never committed. To detect this, a
+check compares the live objects with the snapshot.
 
-Checks take time, so they have a budget. The first calls of each function are checked. Later calls are checked as long
-as checks take less than a fixed share of the function's time and of the total time. A setting turns on the check of
-every call.
+Because checks take time, they have a budget. The first calls of each function are always checked. A later call is
+checked only while checks take less than a fixed share of the function's time and of the total time. A setting turns on
+the check of every call.
 """
 
 import time
@@ -28,7 +28,7 @@ from toolpack_server.snapshots.comparison import Difference, first_difference
 from toolpack_server.snapshots.pieces import Groups
 
 FIRST_CALLS = 3  # calls of each function that are always checked
-SHARE = 0.02  # maximum share of the time that checks may take
+SHARE = 0.02  # maximum share of the time that may be spent on checks
 
 Key = tuple[str, str]
 """The names of a toolpack and of one of its functions."""
@@ -36,7 +36,13 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Tally:
-    """Counters of one read-only function: number of checked calls, seconds of all calls and of all checks."""
+    """Counters for one read-only function, from which `is_due` computes the share of time spent on checks.
+
+    Attributes:
+        compared: Number of checked calls.
+        called_seconds: Duration of all calls, including their checks.
+        compared_seconds: Duration of all checks.
+    """
 
     compared: int = 0
     called_seconds: float = 0.0
@@ -44,7 +50,7 @@ class _Tally:
 
 
 class ReadOnlyChecks:
-    """Decides which calls of read-only functions are checked, and stores which functions were falsely read-only.
+    """Decides which calls of read-only functions are checked, and remembers which functions broke their declaration.
 
     Args:
         always: Check every call.
@@ -58,6 +64,7 @@ class ReadOnlyChecks:
         self._compared_seconds = 0.0
 
     def is_trusted(self, toolpack: str, function: str) -> bool:
+        """Return whether no check has caught a function changing its environment."""
         return (toolpack, function) not in self._changing
 
     def is_due(self, toolpack: str, function: str) -> bool:
@@ -70,13 +77,14 @@ class ReadOnlyChecks:
         mean = tally.compared_seconds / tally.compared
         if tally.compared_seconds + mean > SHARE * tally.called_seconds:
             return False
-        # Functions may wait at the same time, so the sum of their times says little. But each check uses the CPU.
+        # Compare with the elapsed time, not with the sum of the calls' durations: many calls can wait at the same time,
+        # but each check uses the CPU.
         return self._compared_seconds + mean <= SHARE * (time.monotonic() - self._began)
 
     def called(self, toolpack: str, function: str, seconds: float, compared_seconds: float | None) -> None:
         """Count a call of a read-only function.
 
-        There is no lock: if two threads count at once and one count is lost, the budget is only slightly wrong.
+        This uses no lock. If two threads count at once and one count is lost, the budget is only slightly wrong.
 
         Args:
             seconds: Duration of the call, including the check.
@@ -92,14 +100,14 @@ class ReadOnlyChecks:
             self._compared_seconds += compared_seconds
 
     def mark_not_read_only(self, toolpack: str, function: str) -> bool:
-        """Treat a function as changing from now on. Return whether it counted as read-only before."""
+        """Stop treating a function as read-only. Return whether it counted as read-only before."""
         is_new = (toolpack, function) not in self._changing
         self._changing.add((toolpack, function))
         return is_new
 
 
 class CheckedWorld(Protocol):
-    """The attributes of a `World` that a check uses."""
+    """The attributes of a `World` that a check uses. This protocol avoids an import cycle."""
 
     plan: Plan
     snapshot: Snapshot
@@ -115,29 +123,29 @@ class CheckedWorld(Protocol):
 
 @dataclass(slots=True)
 class ReadOnlyCheck:
-    """Check of one call: compares the environments before and after its read-only functions."""
+    """Check of one call: compares the environments before and after each of its read-only functions."""
 
     seconds: float = 0.0  # duration of the check so far
-    # The toolpack of a falsely read-only function, its name in the toolpack, and the change.
+    # If a function broke its declaration: its toolpack, its name in the toolpack, and a description of the change.
     broken: tuple[str, str, str] | None = None
-    _restored: dict[str, bytes | None] = field(default_factory=dict)
+    _restored: dict[str, bytes | None] = field(default_factory=dict)  # the bytes of each restored part
 
     def restored(self, codec: PlainCodec, part: str, environment: BaseModel) -> None:
-        """Store the bytes of a restored part, for the comparison after the call.
+        """Freeze a restored part and remember the bytes, for the comparison after the call.
 
-        They can differ from the snapshot's bytes, because a restored set may have another order.
+        These bytes can differ from the snapshot's bytes, because restoring a set can change its order.
         """
         began = time.perf_counter()
         self._restored[part] = codec.try_freeze(environment)
         self.seconds += time.perf_counter() - began
 
     def before(self, world: CheckedWorld, toolpack: str) -> BaseModel | Groups | None:
-        """Return what `after` needs to compare a toolpack's environment with its content before the function.
+        """Return a toolpack's environment as it is before the function, in the form that `after` compares with.
 
-        - Of a lazy environment: its state.
-        - Of another environment that the call may have changed already, in a nested call: a copy.
-        - None if the snapshot still equals the environment. Also None if the environment can't be stored, because the
-          call will fail then.
+        - For a lazy environment, return its state.
+        - If a nested call might already have changed another kind of environment, return a copy.
+        - Return None if the environment still equals the snapshot. Also return None if it can't be stored, because the
+          call will fail for that reason.
         """
         began = time.perf_counter()
         try:
@@ -159,7 +167,7 @@ class ReadOnlyCheck:
         """Raise `ReadOnlyError` if a function has changed its environment.
 
         Args:
-            key: The names of the function's toolpack and of the function in it.
+            key: The name of the function's toolpack, and the function's name in the toolpack.
             before: The result of the method `before`.
         """
         world.plan.comparing()
@@ -176,24 +184,28 @@ class ReadOnlyCheck:
             raise ReadOnlyError(f"{function} promised read_only=True but changed {where}", *self.broken)
 
     def change(self, world: CheckedWorld, toolpack: str, before: BaseModel | Groups | None) -> Difference | None:
-        """Return the path and the reason of an environment's change since `before`, or since its snapshot."""
+        """Return the path and the description of an environment's first change, or None if it is unchanged.
+
+        Args:
+            before: The result of the method `before`. None: compare with the snapshot.
+        """
         environment, parts = world.loaded.get(toolpack) or (None, ())
         lazy = _lazy_environment(world, toolpack)
-        if environment is None or not (parts or lazy):  # only volumes, and a read-only call can't write to volumes
+        if environment is None or not (parts or lazy):  # the call used only volumes, which it can't write to
             return None
         with _without_volumes(world, environment):
             if lazy is not None:
                 change = lazy.change_since({} if isinstance(before, BaseModel) else before)
             else:
                 change = self._changed(world, environment, parts, before if isinstance(before, BaseModel) else None)
-        if change and isinstance(environment, RootModel):  # its only field is the environment: leave it out
+        if change and isinstance(environment, RootModel):  # leave out `root`: authors don't see this field
             change = change[0].removeprefix("root").removeprefix("."), change[1]
         return change
 
     def _changed(
         self, world: CheckedWorld, environment: BaseModel, parts: Sequence[str], before: BaseModel | None
     ) -> Difference | None:
-        """Return the change of an environment that isn't lazy. The bytes are compared first, because that is fast."""
+        """Return the first change to an environment that isn't lazy, or None. Compare the bytes first, for speed."""
         codec = world.codec
         now = codec.try_freeze(environment)
         if before is None:
@@ -205,13 +217,16 @@ class ReadOnlyCheck:
             return first_difference(before, environment)
         if now == was:
             return None
-        # Compare restored copies, so that a difference that storing loses anyway isn't reported.
+        # Compare restored copies, because a difference that isn't stored must not be reported.
         return first_difference(codec.thaw(was), codec.thaw(now))
 
     def _is_as_it_was(self, world: CheckedWorld, parts: Sequence[str], now: bytes) -> bool:
-        """Return whether bytes equal those of an environment's only part before the call.
+        """Return whether an environment in a single part still has the bytes that it had before the call.
 
-        If not, the environment may still be unchanged, so the caller compares the objects.
+        If this returns False, the environment might still be unchanged, so the caller must compare the objects.
+
+        Args:
+            now: The present bytes of the environment.
         """
         if len(parts) > 1:
             return False

@@ -1,7 +1,7 @@
-"""Runtime of a session: plans calls of its functions and runs them.
+"""Runtime of a session: plans calls to its functions and runs them.
 
-Values that depend only on the functions are computed once, when the runtime is created, so that a plan takes little
-time.
+Values that depend only on the functions are computed once, when the runtime is created, so that planning a call is
+fast.
 """
 
 import copy
@@ -25,9 +25,9 @@ class SessionRuntime(FunctionsRuntime):
 
     Args:
         functions: The functions by their names in the session; see `Catalog.functions`.
-        timeout_seconds: Timeout of functions that have none of their own.
-        tracebacks: Add the traceback to the outcome of a function that raised.
-        offered: The names of the functions that the session offers; None: all.
+        timeout_seconds: Timeout of functions that declare no timeout.
+        tracebacks: If a function raises, include the traceback in the call's outcome.
+        offered: The names of the functions that the session offers. None: all functions.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SessionRuntime(FunctionsRuntime):
             for name, function in functions.items()
             if function.read_only and read_only_checks.is_trusted(function.toolpack, function.registered_name)
         )
-        self.distrusted = tuple(  # declared read-only, but found to change their environment
+        self.distrusted = tuple(  # the functions that are declared read-only, but were caught changing an environment
             name for name, function in functions.items() if function.read_only and name not in self._trusted
         )
         self._timeout_seconds = timeout_seconds
@@ -63,10 +63,10 @@ class SessionRuntime(FunctionsRuntime):
         self._content = {name for name, function in functions.items() if is_content(function.function.return_type)}
 
     def plan(self, name: str, kwargs: Mapping[str, Any], timeout_seconds: float | None = None) -> Plan:
-        """Create the plan of a call. Its function may not exist.
+        """Create the plan of a call. A plan is also created if there is no function with this name.
 
         Args:
-            timeout_seconds: A timeout of this call; it can only shorten the function's own.
+            timeout_seconds: The timeout of this call. It can shorten the function's own timeout, but not extend it.
         """
         function = self._registered.get(name)
         own = (function and function.timeout_seconds) or self._timeout_seconds
@@ -86,7 +86,7 @@ class SessionRuntime(FunctionsRuntime):
         )
         if plan.read_only:
             plan.compares = self._read_only_checks.is_due(plan.toolpack, plan.registered_name)
-        if dict in map(type, kwargs.values()) and has_nested(kwargs):  # the first test is faster, and mostly False
+        if dict in map(type, kwargs.values()) and has_nested(kwargs):  # the first test is faster, and usually False
             plan.arguments, plan.nested = read_nested(kwargs)
             self._include_nested(plan, plan.arguments)
         return plan
@@ -96,7 +96,7 @@ class SessionRuntime(FunctionsRuntime):
         return registered.toolpack, registered.registered_name
 
     def _include_nested(self, plan: Plan, arguments: Mapping[str, Any]) -> None:
-        """Add nested calls to a plan: their footprints, whether they only read, and whether they are checked."""
+        """Update a plan for nested calls: extend its footprint, and decide anew whether it is read-only and checked."""
         for argument in arguments.values():
             if isinstance(argument, FunctionCall):
                 function = self._registered.get(argument.function)
@@ -120,18 +120,21 @@ class SessionRuntime(FunctionsRuntime):
             for name, dependency in function.dependencies.items():
                 values[name] = dependency.extract_dep_from_env(environment)
         except BaseException:
-            env.raised = True  # a callable in `Depends` is the toolpack's code, too
+            env.raised = True  # a callable in `Depends` is also the toolpack's code
             raise
         return values
 
     def nested_result(self, env: World, outer: str, call: FunctionCall, depth: int) -> Steps[Any]:
-        """Run a nested call. A result from another toolpack is copied, because toolpacks share no objects."""
+        """Run a nested call and return its result.
+
+        If the functions belong to two toolpacks, return a copy of the result, because toolpacks must share no objects.
+        """
         result = yield from super().nested_result(env, outer, call, depth)
         env.add_nested_result(result)
         toolpack = self._registered[outer].toolpack
         if toolpack != self._registered[call.function].toolpack:
             return copy.deepcopy(result)
-        # The result may be an object of the environment. Then the outer function can change it without a `Depends`.
+        # The result might be an object in the environment, which the outer function can change without a `Depends`.
         if outer not in env.plan.trusted:
             env.may_change(toolpack)
         return result
@@ -165,6 +168,7 @@ class SessionRuntime(FunctionsRuntime):
 
 
 def _united(footprint: Footprint, other: Footprint) -> Footprint:
+    """Return the attributes in either footprint. They are unknown (None) if they are unknown in one footprint."""
     united = dict(footprint)
     for toolpack, names in other.items():
         own_names = united.get(toolpack, frozenset())

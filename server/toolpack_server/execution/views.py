@@ -1,7 +1,7 @@
 """Views of a session: all its environments as objects or as JSON.
 
-Clients and evaluators read sessions through views. A view doesn't change the session: it decodes the environments, and
-drops them at its end.
+Clients and evaluators read sessions through views. A view can't change the session, because it decodes its own copy of
+the environments and drops the copy at its end.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ from toolpack_server.volumes.volume import Volume, is_piece
 
 
 def thawed(codec: PlainCodec, snapshot: Snapshot, volumes: Volumes | None = None) -> dict[str, BaseModel]:
-    """Return all environments, by toolpack; raises as `PlainCodec.decode`.
+    """Return all environments, by toolpack. Raise the same errors as `PlainCodec.decode`.
 
     Args:
-        volumes: Puts the volumes into the environments. None: the volumes are left out.
+        volumes: The object that puts the volumes into the environments. None: leave out the volumes.
     """
     with _opened(codec, snapshot, volumes) as (by_toolpack, graphs):
         for graph in graphs.values():
@@ -42,7 +42,7 @@ def _opened(
 ) -> Iterator[tuple[dict[str, BaseModel], dict[str, LazyGraph]]]:
     """Yield all environments, by toolpack, and the lazy graphs of the environments that are stored as chains.
 
-    Raises as `thawed`.
+    Raise the same errors as `thawed`.
     """
     parts, blobs = snapshot.parts, snapshot.blobs
     by_toolpack = environments(
@@ -83,17 +83,17 @@ def reading(codec: PlainCodec) -> Iterator[Volumes]:
 
 
 def view(codec: PlainCodec, snapshot: Snapshot, steps: Sequence[str] = ()) -> bytes:
-    """Return the JSON of all environments, by toolpack; raises as `thawed`, and `ResultError`.
+    """Return the JSON of all environments, by toolpack. Raise the same errors as `thawed`, and `ResultError`.
 
     Args:
-        steps: The steps of a JSON Pointer. Items may be missing in the JSON if the pointer doesn't lead to them.
+        steps: The steps of a JSON Pointer. Items that the pointer doesn't lead to can be missing in the JSON.
     """
     if steps:
         parts = {part: blob_id for part, blob_id in snapshot.parts.items() if toolpack_of(part) == steps[0]}
         snapshot = Snapshot(parts, snapshot.blobs)
     with reading(codec) as volumes, _opened(codec, snapshot, volumes) as (by_toolpack, graphs):
         if steps:
-            with suppress(Exception):  # show everything instead, which works or raises the error for the client
+            with suppress(Exception):  # on an error, show everything instead: this works, or raises the client's error
                 selected = {toolpack: select(environment, steps[1:]) for toolpack, environment in by_toolpack.items()}
                 return _dump(codec, selected, parts=selected)
         for graph in graphs.values():
@@ -102,14 +102,14 @@ def view(codec: PlainCodec, snapshot: Snapshot, steps: Sequence[str] = ()) -> by
 
 
 def view_without_volumes(codec: PlainCodec, snapshot: Snapshot) -> bytes:
-    """Return the JSON of all environments, by toolpack, without volumes; raises as `view`."""
+    """Return the JSON of all environments, by toolpack, without volumes. Raise the same errors as `view`."""
     return _dump(codec, thawed(codec, snapshot))
 
 
 def view_changes(codec: PlainCodec, before: Snapshot, after: Snapshot) -> bytes:
-    """Return a JSON array of all environments of two snapshots, without volumes, and without items that are equal.
+    """Return a JSON array of all environments in two snapshots, without volumes, and without items that are equal.
 
-    Equal items are left out only of environments that are stored as chains. In case of any problem, the text is empty.
+    Equal items are left out only from environments that are stored as chains. After any error, return an empty text.
     """
     try:
         with _opened(codec, before) as (lefts, left_graphs), _opened(codec, after) as (rights, right_graphs):
@@ -122,22 +122,34 @@ def view_changes(codec: PlainCodec, before: Snapshot, after: Snapshot) -> bytes:
                     lefts[toolpack], rights[toolpack] = select_changes(lefts[toolpack], rights[toolpack], is_same)
                     parts.add(toolpack)
             return dumps([Fragment(_dump(codec, by_toolpack, parts)) for by_toolpack in (lefts, rights)])
-    except Exception:  # noqa: BLE001 - the caller then reads everything, which works or raises the error for the client
+    except Exception:  # noqa: BLE001 - the caller then reads everything, which works or raises the client's error
         return b""
 
 
 def _is_same_root(
     left: Mapping[int, int], right: Mapping[int, int], changed: Container[int], one: object, other: object
 ) -> bool:
+    """Return whether two objects are the same root, and the root is unchanged.
+
+    A *root* is a numbered object that can be loaded by itself.
+
+    Args:
+        left: The numbers of the roots in the first graph, by object id.
+        right: The numbers of the roots in the second graph, by object id.
+    """
     number = left.get(id(one))
     return number is not None and number == right.get(id(other)) and number not in changed
 
 
 def _dump(codec: PlainCodec, by_toolpack: Mapping[str, BaseModel], parts: Container[str] = ()) -> bytes:
-    """Return the JSON of environments, by toolpack; raises `ResultError`. Volumes that were left out are missing.
+    """Return the JSON of environments, by toolpack. Volumes that were left out are missing in the JSON.
 
     Args:
-        parts: The toolpacks whose environments are selections. Raise `PlainObjectError` as `to_json` does.
+        parts: The toolpacks whose environments are selections of items. For these, this raises `PlainObjectError` in
+            the same cases as `to_json`.
+
+    Raises:
+        ResultError: An environment can't be shown as JSON.
     """
 
     def shown(toolpack: str, environment: BaseModel) -> Fragment:

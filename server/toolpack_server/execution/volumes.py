@@ -1,8 +1,9 @@
 """Volumes in the environments of one call or one reader.
 
-A volume is put into its environment as an object for this call alone, and opens its working copy at first use. It is
-taken out before the environment is encoded. The changes of a volume become *pieces*, which are committed together with
-the other changed parts of the session.
+A *volume* is a database or a tree of files in an environment; it is stored by its changes. For each call, a new volume
+object is put into the environment. It opens its *working copy*, the content as a file or a folder, at first use. The
+object is taken out before the environment is encoded. The changes to a volume become *pieces*, which are committed
+together with the other changed parts of the session.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,20 +44,20 @@ class Stored(NamedTuple):
     """Description of a stored chain, derived from the names of its parts."""
 
     name: str
-    path: str  # of the volume's attribute in the environment; "" for the environment itself (`LazyEnvironment`)
+    path: str  # path of the volume's attribute in the environment; "" for the environment itself (`LazyEnvironment`)
     kind: str
-    parts: tuple[str, ...]  # by slot
-    live: str  # key of the working copy's handle in `Snapshot.live`; no part has such a name
+    parts: tuple[str, ...]  # the names of the pieces, in the order of the chain
+    live: str  # key of the working copy's handle in `Snapshot.live`, which is different from all names of parts
 
     @property
     def possible(self) -> list[str]:
-        """The names of all parts that the volume may have, by slot."""
+        """The names of all parts that this volume's pieces can have, in the order of the chain."""
         return [part_name(self.name, self.kind, slot) for slot in range(SLOTS)]
 
 
 @lru_cache(maxsize=1024)
 def stored_chains(parts: tuple[str, ...], toolpack: str) -> tuple[Stored, ...]:
-    """Return the chains of a toolpack in a session with these parts: that of its environment, and its volumes."""
+    """Return the chains of a toolpack in a session with these parts: its environment's chain, and its volumes."""
     by_name: dict[str, list[str]] = {}
     for part in sorted(parts):
         if is_piece(part) and part.startswith(f"{toolpack}/"):
@@ -77,7 +78,7 @@ def stored_volumes(parts: tuple[str, ...], toolpack: str) -> tuple[Stored, ...]:
 def stored_environment(parts: tuple[str, ...], toolpack: str) -> Stored | None:
     """Return the chain of a toolpack's environment, or None if the environment is stored in parts.
 
-    If a session has a chain and parts, the parts count: a reset has emptied the chain.
+    If a session contains both a chain and parts, the parts are valid, because a reset has emptied the chain.
     """
     if any(toolpack_of(part) == toolpack and not is_piece(part) for part in parts):
         return None
@@ -92,10 +93,10 @@ def stored_environments(parts: tuple[str, ...]) -> dict[str, Stored]:
 
 
 def class_parts(parts: Iterable[str]) -> list[str]:
-    """Return the parts whose seals show which classes the environments were written with.
+    """Return the parts whose seals show with which classes the environments were written.
 
-    These are all parts of environments, and the newest piece of each environment's chain. The newest piece is enough,
-    and usually small.
+    These are all parts of environments, and the newest piece of each environment's chain. The newest piece is
+    sufficient, and it is usually small.
     """
     newest: dict[str, str] = {}
     for part in sorted(parts):
@@ -107,7 +108,7 @@ def class_parts(parts: Iterable[str]) -> list[str]:
 
 
 def chain_of(codec: PlainCodec, snapshot: Snapshot, stored: Stored) -> Chain:
-    """Return a chain of a snapshot. Its pieces are read on demand."""
+    """Return a chain of a snapshot. The chain reads its pieces on demand."""
     ids = [snapshot.parts[part] for part in stored.parts]
     return Chain(stored.name, stored.kind, stored.parts, ids, partial(_payload, codec, snapshot))
 
@@ -124,11 +125,11 @@ def volume_pointers(parts: Iterable[str]) -> dict[str, str]:
 
 
 class Changes(NamedTuple):
-    """The changes of volumes by one call."""
+    """The changes that one call made to volumes."""
 
     blobs: dict[str, tuple[str, bytes]]  # the new blob id and bytes of each piece
     live: dict[str, CopyHandle]  # the handles of working copies, by `Stored.live`
-    counts: dict[str, int]  # the number of changed keys, by changed volume
+    counts: dict[str, int]  # the number of changed keys (pages or files), by changed volume
     digests: dict[str, Any]  # the digests that the execution policy computed, by piece
 
 
@@ -152,10 +153,10 @@ class Volumes:
         self._stored: dict[str, Stored] = {}
         # The environments with their volumes, by path, and whether their toolpack holds instances.
         self._inside: list[tuple[BaseModel, dict[str, Volume], bool]] = []
-        self._finish_began = False  # from then on, any working copy may differ from the committed state
+        self._finish_began = False  # once True, any working copy might differ from the committed state
 
     def bind(self, toolpack: str, environment: BaseModel | None, snapshot: Snapshot) -> None:
-        """Create the volumes of a session's toolpack, and put them into its environment, if one is passed."""
+        """Create the volumes of a session's toolpack. If an environment is passed, put the volumes into it."""
         context, of_instances = self._codec.volumes, self._codec.catalog.toolpacks[toolpack].holds_instances
         placed: dict[str, Volume] = {}
         for stored in stored_volumes(tuple(snapshot.parts), toolpack):
@@ -174,13 +175,13 @@ class Volumes:
             self._inside.append((environment, placed, of_instances))
 
     def bind_lazy(self, stored: Stored, snapshot: Snapshot) -> BaseModel:
-        """Return a toolpack's environment that is stored as a chain."""
+        """Return the environment of a toolpack, if `stored_environment` has found that it is stored as a chain."""
         content = self._codec.lazy_kind()
         self._mount(content, stored, snapshot)
         return content.environment()
 
     def lazy_environment(self, toolpack: str) -> LazyEnvironment | None:
-        """Return the content of a toolpack's environment, if the call uses it and it is stored as a chain."""
+        """Return a toolpack's lazy environment, or None if the call doesn't use it or it isn't stored as a chain."""
         content = self.bound.get(lazy_name(toolpack))
         return content if isinstance(content, LazyEnvironment) else None
 
@@ -196,7 +197,7 @@ class Volumes:
         """Take all volumes out of the environments, so that the environments can be encoded.
 
         Raises:
-            SnapshotError: An environment holds other volumes than before the call.
+            SnapshotError: The call has added, removed or replaced a volume in an environment.
         """
         inside, self._inside = self._inside, []
         for environment, placed, of_instances in inside:
@@ -226,7 +227,7 @@ class Volumes:
         """Release the volumes after a successful call, and return the changes of the call.
 
         Raises:
-            Exception: The content of a volume can't be stored. Then no change of the call may be committed.
+            Exception: The content of a volume can't be stored. The caller must not commit any change of the call.
         """
         if self.failed is not None:
             raise self.failed
@@ -235,7 +236,7 @@ class Volumes:
         for name, volume in self.bound.items():
             if volume.mount and volume.mount.working_copy is not None and not volume.mount.read_only:
                 finished[name] = volume.finish()
-        # Create all pieces before any working copy is kept: if creating a piece fails, no change may be kept.
+        # Create all pieces before any working copy is kept, because no change may be kept if creating a piece fails.
         changes = Changes({}, {}, {}, {})
         keys: dict[str, tuple[str, ...] | None] = {}
         for name, changed in finished.items():
@@ -257,10 +258,10 @@ class Volumes:
     def abandon(self, *, keep: bool = True) -> dict[str, CopyHandle]:
         """Release the volumes after a failed call or a reader, and return the handles of their working copies.
 
-        After `finish`, this releases only the volumes that it left, and returns no handles.
+        After a `finish` that failed, this method releases the remaining volumes, and returns no handles.
 
         Args:
-            keep: Keep unchanged working copies of calls that may write. Only the result has their handles.
+            keep: Keep unchanged working copies of calls that can write. Their handles are only in the result.
         """
         live: dict[str, CopyHandle] = {}
         for name in [*self.bound]:
@@ -268,7 +269,7 @@ class Volumes:
         return {} if self._finish_began else live
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return the error to report: the error of a volume that can't be used, or the result of `Volume.explain`."""
+        """Return the error to report: the error of an unusable volume, or else the result of `Volume.explain`."""
         failed = self.failed
         if failed is not None:
             return failed
@@ -278,13 +279,13 @@ class Volumes:
 
     @property
     def failed(self) -> Exception | None:
-        """The error of the first volume that can't be used, if any."""
+        """The error of the first unusable volume. None: all volumes can be used."""
         return next((volume.mount.error for volume in self.bound.values() if volume.mount and volume.mount.error), None)
 
     def _add(
         self, changes: Changes, stored: Stored, volume: Content, changed: Mapping[Any, int]
     ) -> tuple[str, ...] | None:
-        """Add the changes of a volume to `changes`. Return the key of its working copy, or None if it is unknown."""
+        """Add a volume's changes to `changes`. Return the key of its working copy, or None if the key is unknown."""
         mount, codec = self._mounts[stored.name], self._codec
         working_copy = mount.copy()
         payloads, working_copy.pieces = extend_chain(mount.chain, volume, working_copy.pieces, changed)

@@ -1,6 +1,6 @@
 """World: the environments of a session, as one call sees and changes them.
 
-The snapshot is authoritative; a live object is only a cache of it. If the call fails, its environments are dropped.
+The snapshot is authoritative, and live objects are only a cache of it. If the call fails, its environments are dropped.
 Only a commit stores the changes.
 """
 
@@ -28,7 +28,7 @@ class ExecutionContext:
 
     codec: PlainCodec
     max_result_bytes: int
-    # Context manager around an author's code. A missed deadline interrupts only code in its block.
+    # Context manager to put around an author's code. A missed deadline interrupts only code within it.
     interruptible: AbstractContextManager[object] = field(default_factory=nullcontext)
 
 
@@ -39,12 +39,12 @@ class World:
     plan: Plan
     snapshot: Snapshot
     context: ExecutionContext
-    check: ReadOnlyCheck | None  # check of the read-only functions; None if it isn't due
-    nested_bytes_left: int  # remaining size of results of nested calls, as JSON; longer results are cut
+    check: ReadOnlyCheck | None  # check of the call's read-only functions; None if no check is due
+    nested_bytes_left: int  # remaining bytes for the results of nested calls, as JSON; longer results are cut
     touched: dict[str, BaseModel] = field(default_factory=dict)  # the parts that the call has used
-    dirty: set[str] = field(default_factory=set)  # the names of the parts that the call may have changed
-    raised: bool = False  # the toolpack's own code raised an exception, not the server's code around it
-    volumes: Volumes | None = None  # the volumes of the environments in use; None if these have no volumes
+    dirty: set[str] = field(default_factory=set)  # the names of the parts that the call might have changed
+    raised: bool = False  # the exception was raised by the toolpack's code, not by the server's code around it
+    volumes: Volumes | None = None  # the volumes of the environments in use; None if these contain no volumes
     nested: list[bytes] = field(default_factory=list)  # the results of nested calls as JSON, in the order of the calls
     # By toolpack: the environment in use, and the names of its parts.
     loaded: dict[str, tuple[BaseModel, Sequence[str]]] = field(default_factory=dict)
@@ -60,12 +60,12 @@ class World:
         return self.loaded[toolpack][0]
 
     def may_change(self, toolpack: str) -> None:
-        """Mark the used parts of a toolpack's environment as dirty."""
+        """Mark the loaded parts of a toolpack's environment as dirty, so that they are encoded after the call."""
         if toolpack in self.loaded:
             self.dirty.update(self.loaded[toolpack][1])
 
     def add_nested_result(self, result: Any) -> None:
-        """Store the JSON of a nested call's result now, before the outer function can change the result."""
+        """Convert a nested call's result to JSON, before the outer function can change the result."""
         try:
             if isinstance(result, Iterator):  # reading its values would consume them
                 raise ResultError
@@ -101,15 +101,18 @@ class World:
     def _load_parts(
         self, toolpack: str, names: tuple[str, ...], footprint: frozenset[str] | None
     ) -> tuple[BaseModel, Sequence[str]]:
-        """Return the part with all fields of the footprint, or else all parts merged, and the names of its parts."""
+        """Return the environment, and the names of its parts.
+
+        The environment is the only part that contains the footprint, or all parts merged if there is no such part.
+        """
         parts, chosen = parts_of(names, toolpack), parts_in_use(names, toolpack, footprint)
         if len(chosen) == 1:
             environment = self._take(chosen[0])
             if len(parts) == 1 or (footprint is not None and footprint <= environment.__dict__.keys()):
                 return environment, chosen
-        # The call uses several parts, because a function was edited or calls are nested. It may make one part refer to
-        # another. So all parts become one: the first part gets all fields, and the others become empty. A read-only
-        # call stores nothing, so its parts stay as they are.
+        # The call uses several parts, because a function was edited or calls are nested. The call can make one part
+        # refer to another. So all parts are merged: the first part gets all fields, and the other parts become empty.
+        # A read-only call stores nothing, so its parts needn't change.
         whole = merge(self._take(part) for part in parts)
         if not self.plan.read_only:
             self.touched.update({part: whole if part == parts[0] else emptied(type(whole)) for part in parts})
@@ -117,7 +120,7 @@ class World:
         return whole, parts
 
     def _take(self, part: str) -> BaseModel:
-        """Return a part: the live object of the snapshot, or a newly decoded one."""
+        """Return a part as an object: the live object of the snapshot, or else a newly decoded object."""
         environment = self.touched.get(part)
         if environment is None:
             environment = self.snapshot.live.pop(part, None)
