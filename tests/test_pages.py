@@ -166,7 +166,7 @@ def curl():
 
 START = "docs/start/"
 WRITE_SKILL, PORT_SKILL = (f"skills/{name}/SKILL.md" for name in ("write-a-toolpack", "port-a-benchmark"))
-WHY, TASKS = "docs/evaluate/why.md", "docs/write/tasks.md"
+WHY, TASKS, USERS = "docs/evaluate/why.md", "docs/write/tasks.md", "docs/train/users.md"
 INSTALL, SESSION, TOOLPACK, TASK = (f"{START}{name}.md" for name in ("install", "session", "toolpack", "task"))
 
 
@@ -545,6 +545,21 @@ def test_why_did_it_fail(folder):
         assert "".join(run_console(pairs, folder, port_of(banner))) == blocks(WHY, "A run", "text")[0]
 
 
+def test_both_sides_of_a_conversation(folder):
+    toolpack, agent = blocks(USERS, "Both sides of a conversation", "python")
+    (line,) = blocks(USERS, "Both sides of a conversation", "sh")
+    (user,) = blocks(USERS, "Both sides of a conversation", "text")
+    (folder / "packs").mkdir()
+    (folder / "packs" / "helpdesk.py").write_text(toolpack)
+    (folder / "user.json").write_text(user)
+    with serving(line.strip(), folder) as banner:
+        port = port_of(banner)
+        (folder / "agent.py").write_text(agent.replace(":8000", f":{port}"))
+        with subprocess.Popen([sys.executable, "agent.py"], cwd=folder) as process:
+            check_console(USERS, "Both sides of a conversation", folder, port)
+        assert process.returncode == 0
+
+
 @pytest.mark.parametrize("heading", ["An environment", "Fork at a step"])
 def test_an_environment_for_trainers(folder, heading):
     (program,) = blocks("docs/train/rollouts.md", heading, "python")
@@ -552,6 +567,38 @@ def test_an_environment_for_trainers(folder, heading):
     with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
         (folder / "program.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
         assert run_console([(".venv/bin/python program.py", "")], folder) == [printed]
+
+
+# A package `trl` for environments without TRL. Its trainer plays one group, in which every second rollout passes.
+TRL_STUB = """
+def GRPOConfig(**settings):
+    return settings
+
+class GRPOTrainer:
+    def __init__(self, model, reward_funcs, environment_factory, args):
+        self.environments = [environment_factory() for _ in range(args["num_generations"])]
+        self.reward_funcs = reward_funcs
+
+    def train(self):
+        for number, each in enumerate(self.environments):
+            each.reset()
+            if number % 2:
+                each.move_to_savings("300.00")
+        completions = [[{"role": "assistant", "content": "Done."}] for _ in self.environments]
+        for reward in self.reward_funcs:
+            reward(completions=completions, environments=self.environments)
+"""
+
+
+def test_a_program_for_trl(folder):
+    (program,) = blocks("docs/train/rollouts.md", "With TRL", "python")
+    (folder / "trl.py").write_text(TRL_STUB)
+    with serving(".venv/bin/toolpack-server serve --packs bank", folder) as banner:
+        (folder / "train_trl.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
+        (printed,) = run_console([(".venv/bin/python train_trl.py", "")], folder)
+    rollouts = re.findall(r"^\('[0-9a-f]{48}', (\d\.\d), \[\{'name': .*\]\)$", printed, re.MULTILINE)
+    assert rollouts == ["0.0", "1.0"] * 32
+    assert len(printed.splitlines()) == 64
 
 
 @pytest.mark.parametrize(
@@ -766,6 +813,7 @@ RUN = {
     ("docs/reference/protocol.md", "Examples"),
     ("docs/train/rollouts.md", "A training loop"),
     ("docs/train/rollouts.md", "An environment"),
+    ("docs/train/rollouts.md", "With TRL"),
     ("docs/train/rollouts.md", "Fork at a step"),
     ("docs/train/values.md", "One rollout"),
     ("docs/train/values.md", "Training with advantages"),
@@ -799,7 +847,7 @@ RUN = {
     ("docs/internals/store.md", "Test it"),  # in tests/stores/test_store_contract.py
     ("docs/internals/benchmarks.md", "BFCL"),  # in tests/bundled/test_bfcl.py, if its packages are installed
     ("docs/internals/benchmarks.md", "tau2"),  # in tests/bundled/test_tau2.py, likewise
-    ("docs/train/users.md", "Both sides of a conversation"),  # likewise
+    (USERS, "Both sides of a conversation"),
 }
 NOT_RUN = {
     ("AGENTS.md", "Set up"),
@@ -818,7 +866,7 @@ ONLY_SHOWN = {  # text that no program reads: maps, and the output of a server a
     ("docs/operate/operate.md", "What is slow"),  # queries for Prometheus
     ("docs/internals/benchmarks.md", "BFCL"),  # its installation
     ("docs/internals/benchmarks.md", "tau2"),  # likewise
-    ("docs/train/users.md", "Both sides of a conversation"),  # a script that runs like the programs beside it
+    (USERS, "Both sides of a conversation"),  # a script that runs like the programs beside it
     ("docs/train/trainers.md", "NeMo Gym"),  # lines of its configuration
     # The commands of tools/audits.py, which writes the page and takes hours.
     *(("docs/write/audits.md", collection) for collection in ("Bundled", "AgentDojo", "BFCL", "tau2")),

@@ -107,24 +107,47 @@ def test_rollout_on_the_benchmarks_page_works(tmp_path, url):
     assert (ended.stdout, ended.stderr) == ("True\n", "")
 
 
-def test_both_programs_on_the_simulated_users_page_work(tmp_path, url):
-    page = (Path(__file__).parents[2] / "docs/train/users.md").read_text(encoding="utf-8")
-    text = (
-        page.partition("## Both sides of a conversation")[2].partition("\n## ")[0].replace("http://127.0.0.1:8000", url)
-    )
-    program, script, console = (
-        re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
-        for language in ("python", "text", "console")
-    )
-    (tmp_path / "agent.py").write_text(program)
-    (tmp_path / "user.json").write_text(script)
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    with subprocess.Popen([sys.executable, "agent.py"], cwd=tmp_path) as agent:
-        for command, shown in (part.split("\n", 1) for part in console.removeprefix("$ ").split("\n$ ")):
-            ended = subprocess.run(
-                ["bash", "-c", command], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120
-            )
-            assert (ended.stdout.rstrip("\n"), ended.stderr) == (shown.rstrip("\n"), "")
+AGENT = """
+import sys
+from toolpack_server import Client
+
+REFUEL = {"customer_id": "C1001", "line_id": "L1002", "gb_amount": 2.0}
+
+with Client(sys.argv[1]) as client:
+    sessions = [client.create_session(task="tau2-telecom/task_20", labels={"run": "phones"}) for _ in range(3)]
+    for session in sessions:
+        agent = client.agent(session)
+        agent.say("Hi! How can I help you today?")
+        agent.listen(after=0, wait_seconds=30)
+        agent.run_function("refuel_data", REFUEL)
+        agent.say("You have data again. Please switch on roaming, and test the speed.")
+        agent.listen(after=2, wait_seconds=30)
+        agent.say("Is there anything else?")
+        agent.listen(after=4, wait_seconds=30)
+"""
+USER = """
+[
+    "My mobile data has stopped working. I am in France.",
+    {"function": "toggle_roaming"},
+    {"function": "run_speed_test"},
+    "It is excellent now.",
+    "No, thank you. ###STOP###"
+]
+"""
+
+
+def test_scripted_user_and_agent_solve_a_task_of_telecom(tmp_path, url):
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "user.json").write_text(USER)
+    flags = ["--url", url, "--label", "run=phones"]
+    with subprocess.Popen([sys.executable, "agent.py", url], cwd=tmp_path) as agent:
+        for arguments, printed in (
+            (["user", *flags, "--script", "user.json", "--sessions", "3"], "3 sessions played: 3 answered.\n"),
+            (["evaluate", *flags], "tau2-telecom/task_20  3       3        1.000\n"),
+        ):
+            command = [sys.executable, "-m", "toolpack_server", *arguments]
+            ended = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+            assert (printed in ended.stdout, ended.stderr) == (True, "")
     assert agent.returncode == 0
 
 

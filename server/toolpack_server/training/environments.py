@@ -193,7 +193,7 @@ class TrainingEnvironment:
 
     @_NoTool
     def fork(self) -> Self:
-        """Fork this rollout. Return the fork's environment, which you must close, too.
+        """Fork this rollout at its present state. Return the environment of the fork, which you must also close.
 
         Raises:
             ClientError: The session can't be forked.
