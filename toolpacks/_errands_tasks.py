@@ -243,8 +243,10 @@ def _only(
 
 def _reacted(rollout: Rollout[Any], event: str, seconds: float = REACTION_SECONDS) -> None:
     """Check that the agent's next change after an event came in time."""
-    took = rollout.reactions.get(event)
-    rollout.check(f"in time after {event}", took is not None and took <= seconds, f"{took} s")
+    seconds_needed = rollout.reactions.get(event)
+    rollout.check(
+        f"in time after {event}", seconds_needed is not None and seconds_needed <= seconds, f"{seconds_needed} s"
+    )
 
 
 def _heard_from_jonas(rollout: Rollout[Any], before: str = "") -> None:

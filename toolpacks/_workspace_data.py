@@ -73,20 +73,20 @@ def _files() -> dict[str, File]:
 
 
 def _events() -> dict[str, Event]:
-    yes, no, asked = Answer.ACCEPTED, Answer.DECLINED, Answer.PENDING
+    yes, no, pending = Answer.ACCEPTED, Answer.DECLINED, Answer.PENDING
     return {
         "start": _event(21, "Week start", "2026-03-02 09:30", 15, {OMAR: yes, ELIF: yes, JONAS: yes}, at="Room 1"),
-        "review": _event(22, "Night colours", "2026-03-03 10:00", 60, {NORA: asked, OMAR: yes}, by=ELIF, at="Room 2"),
-        "budget": _event(23, "Budget talk", "2026-03-03 14:00", 45, {NORA: asked}, by=PRIYA, at="Priya's desk"),
+        "review": _event(22, "Night colours", "2026-03-03 10:00", 60, {NORA: pending, OMAR: yes}, by=ELIF, at="Room 2"),
+        "budget": _event(23, "Budget talk", "2026-03-03 14:00", 45, {NORA: pending}, by=PRIYA, at="Priya's desk"),
         "dentist": _event(24, "Dentist", "2026-03-04 08:00", 45, {}, at="Kanalweg 3"),
         "plan": _event(
-            25, "Release planning", "2026-03-04 13:00", 90, {OMAR: yes, ELIF: asked, JONAS: no}, at="Room 1"
+            25, "Release planning", "2026-03-04 13:00", 90, {OMAR: yes, ELIF: pending, JONAS: no}, at="Room 1"
         ),
         "call": _event(26, "Call with Lagoon Sailing", "2026-03-05 15:00", 30, {SOFIA: yes, JONAS: yes}, at="By phone"),
-        "drill": _event(27, "Fire drill", "2026-03-06 11:00", 20, {NORA: asked, OMAR: yes}, by=TOM, at="Car park"),
+        "drill": _event(27, "Fire drill", "2026-03-06 11:00", 20, {NORA: pending, OMAR: yes}, by=TOM, at="Car park"),
         "lunch": _event(28, "Lunch with Elif", "2026-03-09 12:00", 60, {ELIF: yes}, at="Fish stall, pier 4"),
         "venice": _event(29, "On board in Venice", "2026-03-12 10:00", 240, {NORA: yes}, by=SOFIA, at="Lagoon pier"),
-        "retro": _event(30, "Look back: tide times", "2026-03-16 10:00", 60, {NORA: asked}, by=OMAR, at="Room 1"),
+        "retro": _event(30, "Look back: tide times", "2026-03-16 10:00", 60, {NORA: pending}, by=OMAR, at="Room 1"),
     }
 
 

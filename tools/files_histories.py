@@ -366,13 +366,13 @@ def check_files(bench, session, folder, context):
             else:
                 tree[member.name] = "file", tar.extractfile(member).read(), bool(member.mode & 0o100)
     assert tree == tree_on_disk(folder), context
-    shown = bench.rpc("get_environment", session_id=session)["papers"]["files"]
-    assert shown.keys() == {
+    files_json = bench.rpc("get_environment", session_id=session)["papers"]["files"]
+    assert files_json.keys() == {
         name for name, (kind, *_) in tree.items() if kind != "folder" or not any((folder / name).iterdir())
     }, context
     before = bench.rpc("get_environment", session_id=session, version=0)
     patch = bench.rpc("diff_environment", session_id=session, from_version=0)
-    assert jsonpatch.apply_patch(before, patch)["papers"]["files"] == shown, context
+    assert jsonpatch.apply_patch(before, patch)["papers"]["files"] == files_json, context
 
 
 @click.command()

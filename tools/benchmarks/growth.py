@@ -42,13 +42,13 @@ def costs(pairs: Sequence[tuple[Server, Action]], times: int = REPETITIONS) -> l
     """
     times_by_action: list[list[float]] = [[] for _ in pairs]
     for _ in range(ROUNDS):
-        for (server, action), took in zip(pairs, times_by_action, strict=True):
+        for (server, action), costs_of_action in zip(pairs, times_by_action, strict=True):
             before = server.process.cpu_seconds()
             for number in range(times):
                 action(number)
             time.sleep(0.05)  # work that the server does after the answer counts, too
-            took.append((server.process.cpu_seconds() - before) / times * 1000)
-    return [min(took) for took in times_by_action]
+            costs_of_action.append((server.process.cpu_seconds() - before) / times * 1000)
+    return [min(costs_of_action) for costs_of_action in times_by_action]
 
 
 def _ratio(name: str, before: float, after: float, limit: float = MAX_GROWTH) -> Bound:
@@ -146,14 +146,14 @@ def _after_records(server: Server, count: int) -> dict[str, Action]:
 
 def _touched(server: Server) -> Iterator[Bound]:
     """Compare the cost per byte of a call on 10 MB and on 100 KB. The cost of a call on 1 KB is subtracted."""
-    took = {}
+    cost_by_size = {}
     for size in (SMALL, SMALL * 100, LARGE):
         session = server.create("counter", {"padding": size})
         call = {"session_id": session, "function": "add", "kwargs": ONE}
         times = 5 if size == LARGE else REPETITIONS
-        (took[size],) = costs([(server, lambda _, call=call: server.client.call("run_function", call))], times)
+        (cost_by_size[size],) = costs([(server, lambda _, call=call: server.client.call("run_function", call))], times)
         with suppress(RuntimeError):
             server.client.call("close_session", {"session_id": session})
-    middle, large = ((took[size] - took[SMALL]) / size for size in (SMALL * 100, LARGE))
-    detail = ", ".join(f"{size / 1024:,.0f} KB {cost:.2f} ms" for size, cost in took.items())
+    middle, large = ((cost_by_size[size] - cost_by_size[SMALL]) / size for size in (SMALL * 100, LARGE))
+    detail = ", ".join(f"{size / 1024:,.0f} KB {cost:.2f} ms" for size, cost in cost_by_size.items())
     yield Bound("CPU of a touched byte at 10 MB, compared with 100 KB", large / middle, 2, detail=detail)

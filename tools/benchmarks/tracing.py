@@ -54,14 +54,16 @@ def tracing(workshop: Workshop) -> Iterator[Bound]:
         log = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - not a regular file
         stack.enter_context(contextlib.redirect_stderr(log))
         timed = _start(workshop, stack, "timed", endpoint)
-        took = {kind: _time(turns) for kind, turns in timed.items()}
+        microseconds = {kind: _time(turns) for kind, turns in timed.items()}
         frames = Frames()
         with frames.watching():
             counted = _start(workshop, stack, "counted", endpoint)
             for kind, turns in counted.items():
                 calls = {name: _count(frames, turn) for name, turn in turns.items()}
-                texts = (f"{name} {took[kind][name]:.0f} µs, {calls[name]:.0f} function calls" for name in turns)
-                ratio = took[kind]["traced"] / took[kind]["untraced"]
+                texts = (
+                    f"{name} {microseconds[kind][name]:.0f} µs, {calls[name]:.0f} function calls" for name in turns
+                )
+                ratio = microseconds[kind]["traced"] / microseconds[kind]["untraced"]
                 yield Bound(f"traced {kind}, by processor", ratio, LIMIT, detail="; ".join(texts))
 
 
@@ -97,13 +99,13 @@ def _turn(server: WholeServer, call: bytes) -> None:
 
 def _time(turns: dict[str, Turn]) -> dict[str, float]:
     """Return the median processor time of a call in µs, for each server."""
-    took: dict[str, list[float]] = {name: [] for name in turns}
+    seconds_by_server: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(TURNS):
         for name, turn in turns.items():
             began = time.process_time()
             turn()
-            took[name].append(time.process_time() - began)
-    return {name: statistics.median(seconds) / BURSTS / AT_ONCE * 1e6 for name, seconds in took.items()}
+            seconds_by_server[name].append(time.process_time() - began)
+    return {name: statistics.median(seconds) / BURSTS / AT_ONCE * 1e6 for name, seconds in seconds_by_server.items()}
 
 
 def _count(frames: Frames, turn: Turn) -> float:

@@ -295,9 +295,9 @@ class ConversationRunner:
         self.answer_counts = Counter()
         self._log_file, self._log_offset = log, 0
 
-    def hold(self, held):
+    def hold(self, batch):
         """Hold conversations, and check the answers and the log. Then check that the server still works."""
-        for received, conversation in zip(asyncio.run(hold_all(self.port, held)), held, strict=True):
+        for received, conversation in zip(asyncio.run(hold_all(self.port, batch)), batch, strict=True):
             statuses = check_replies(received, conversation)
             self.answer_counts.update(statuses or ["no answer"])
         require(self.server.http.get("/healthz").text == "ok", "the server is not healthy")
@@ -337,9 +337,9 @@ def fuzz_conversations(server, log, rounds, number=None):
         suppress_health_check=list(HealthCheck), phases=[Phase.generate], print_blob=False,
     )  # fmt: skip
     @given(st.lists(any_conversation, min_size=PARALLEL_CONVERSATIONS, max_size=PARALLEL_CONVERSATIONS))
-    def send(held):
-        if len({conversation.pieces for conversation in held}) > 1:  # Hypothesis' first example repeats one element
-            runner.hold(held)
+    def send(batch):
+        if len({conversation.pieces for conversation in batch}) > 1:  # Hypothesis' first example repeats one element
+            runner.hold(batch)
 
     (send if number is None else seed(number)(send))()
     return runner.answer_counts

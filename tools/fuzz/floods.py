@@ -170,14 +170,16 @@ class Flood:
         before, meter, opened = peak(), StallMeter(self._endpoint.loop), 0
         with contextlib.ExitStack() as stack:
             while opened < MAX_STREAMS:
-                held = in_flight.total
+                bytes_before = in_flight.total
                 connection = stack.enter_context(self._endpoint.connect())
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
                 if connection.recv(12, socket.MSG_PEEK) != b"HTTP/1.1 200":
                     break
                 opened += 1
-                wait_until(lambda held=held: in_flight.total >= held + size, "the answer's bytes")
+                wait_until(
+                    lambda bytes_before=bytes_before: in_flight.total >= bytes_before + size, "the answer's bytes"
+                )
             with self._endpoint.connect() as neighbour:
                 neighbour.sendall(NEIGHBOUR)
                 require(answer(neighbour)[0] == 200, "the neighbour wasn't answered", name)
