@@ -24,7 +24,7 @@ PROGRAMS = ("chromium", "chromedriver")
 ADVICE = "no Chromium with its driver here: `apt-get install chromium chromium-driver`"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 FLAGS += ("--disable-extensions", "--disable-background-networking", "--disable-component-update", "--no-first-run")
-# One process shows all pages, because starting a process per page, and a spare one, takes most of the time.
+# One process shows all pages. Otherwise Chromium starts a process per page and a spare process, which is slow.
 FLAGS += ("--disable-site-isolation-trials", "--renderer-process-limit=1")
 UNUSED = (
     "SpareRendererForSitePerProcess",
@@ -65,11 +65,11 @@ class Browser:
         self.driver = driver
         self.url = url
 
-    def open(self, place: str = "#/sessions", url: str | None = None) -> None:
-        """Load the console again, at an address."""
+    def open(self, fragment: str = "#/sessions", url: str | None = None) -> None:
+        """Load the console again, at this fragment of its address."""
         if self.driver.current_url != "about:blank":
-            self.driver.get("about:blank")  # the browser doesn't reload for another address of the same page
-        self.driver.get(f"{url or self.url}/console/{place}")
+            self.driver.get("about:blank")  # a change of the fragment alone doesn't reload a page
+        self.driver.get(f"{url or self.url}/console/{fragment}")
 
     def resize(self, width: int, height: int = 800, *, dark: bool = False) -> None:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
@@ -80,8 +80,8 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
 
-    def until(self, look: Any, what: str) -> Any:
-        """Wait until `look` returns a value. The page may change in between."""
+    def until(self, look: Any, description: str) -> Any:
+        """Wait until `look` returns a true value, and return the value. Ignore errors of a changing page."""
 
         def attempt() -> Any:
             try:
@@ -90,11 +90,11 @@ class Browser:
                 return None
 
         deadline, pause = time.monotonic() + serving.PATIENCE, 0.005
-        while not (found := attempt()):
-            assert time.monotonic() < deadline, f"{what} did not happen; the page says:\n{self.text()}"
+        while not (value := attempt()):
+            assert time.monotonic() < deadline, f"{description} did not happen; the page says:\n{self.text()}"
             time.sleep(pause)
-            pause = min(pause * 2, 0.1)  # a look takes milliseconds of three processes
-        return found
+            pause = min(pause * 2, 0.1)  # each look costs three processes some milliseconds
+        return value
 
     def text(self) -> str:
         return self.run("return document.body.innerText")

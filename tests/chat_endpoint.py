@@ -1,4 +1,4 @@
-"""A test endpoint of chat completions, with answers and failures from a function."""
+"""A local endpoint of chat completions that takes its answers and failures from a function of the test."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ from toolpack_server.processes.listen import listen
 KEY = "sk-nobody-may-see-this"
 
 
-def said(text: str | None) -> dict[str, Any]:
+def text_message(text: str | None) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def called(name: str, arguments: Any = "{}") -> dict[str, Any]:
+def tool_call_message(name: str, arguments: Any = "{}") -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "type": "function", "function": function}]}
 
@@ -36,7 +36,7 @@ def completion(message: dict[str, Any], **choice: Any) -> Response:
     return Response(json.dumps({"choices": choices, "usage": usage}), media_type="application/json")
 
 
-def refused(status: int, **headers: str) -> JSONResponse:
+def error_response(status: int, **headers: str) -> JSONResponse:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return JSONResponse({"error": {"message": f"no, {KEY}"}}, status, named)
 
@@ -49,7 +49,7 @@ def cut_off() -> StreamingResponse:
     return StreamingResponse(half(), headers={"Content-Length": "1000", "Content-Type": "application/json"})
 
 
-def trickling() -> StreamingResponse:
+def trickling_response() -> StreamingResponse:
     async def drops() -> Any:
         while True:
             yield b" "
@@ -59,12 +59,12 @@ def trickling() -> StreamingResponse:
 
 
 class ChatEndpoint:
-    """The answers of the endpoint.
+    """The application behind the endpoint.
 
     Attributes:
-        url: Its base URL.
-        answers: Returns the message for a conversation, or a whole response.
-        asked: The conversations so far.
+        url: The base URL of the endpoint.
+        answers: A function that returns the message for a conversation, or a whole response.
+        asked: The conversations that clients have sent so far.
     """
 
     def __init__(self, answers: Callable[[list[dict[str, Any]]], Any]) -> None:

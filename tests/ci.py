@@ -9,7 +9,7 @@ IN_CI = os.environ.get("CI") == "true"
 
 
 def without(advice: str) -> NoReturn:
-    """Skip a test that needs a missing program. In CI, fail it."""
+    """Skip the running test, because a program is missing. In CI, let the test fail."""
     if IN_CI:
         pytest.fail(advice)
     pytest.skip(advice)

@@ -52,8 +52,8 @@ def _on_a_terminal(stream: str, *arguments: object, status: int) -> tuple[str, s
             os.close(end)
             text = b""
             with contextlib.suppress(OSError):  # the other end is closed
-                while more := os.read(terminal, 65536):
-                    text += more
+                while chunk := os.read(terminal, 65536):
+                    text += chunk
             assert process.wait(serving.PATIENCE) == status, text
         finally:
             os.close(terminal)
@@ -95,6 +95,6 @@ def run_here(*arguments: object, **variables: str) -> subprocess.CompletedProces
     return subprocess.CompletedProcess(words, status, out.getvalue(), error.getvalue())
 
 
-def invoke(*arguments: object, **more: Any) -> Any:
-    """Call the command, and return the result of click's test runner."""
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments], **more)
+def invoke(*arguments: object, **options: Any) -> Any:
+    """Run the command in this process with click's test runner, and return its result."""
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments], **options)

@@ -21,7 +21,7 @@ from toolpack_server.engine import queues, session_clock
 from toolpack_server.sessions import manager
 from toolpack_server.stores.history import GAP_SECONDS, NOTE_SECONDS
 
-# The tests stop their servers by SIGHUP, even if the tests run under `nohup`.
+# The tests stop their servers by SIGHUP. Under `nohup` the signal is ignored, and child processes would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A test of a toolpack in this folder needs only pytest.
@@ -43,7 +43,7 @@ sys.path += sorted(map(str, TESTS.parent.glob("packages/*/tests")))
 
 
 def check_installation():
-    """Stop if an installed distribution has other entry points than this folder's pyproject.toml."""
+    """Stop the tests if an installed distribution has other entry points than its pyproject.toml in this checkout."""
     for path in (TESTS.parent, TESTS.parent / "packages" / "toolpack-trainers"):
         project = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         expected = {(group, *each) for group, names in project["entry-points"].items() for each in names.items()}
@@ -62,19 +62,20 @@ check_installation()
 
 HEAVY = "heavy and not long"  # the meaning of `-m heavy`
 
-gc.disable()  # until all tests are collected, because imports leave no garbage
+gc.disable()  # imports leave no garbage, so collections are off until all tests are collected
 
-# The tests start Python hundreds of times. Without bytecode, it would compile the server and these modules each time.
+# The tests start Python hundreds of times, and compiling the server's modules each time would take long.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config):
-    """Run all tests except heavy and long ones, in several processes. Run files that are named whole in this process.
+    """Choose the tests and the number of processes.
 
-    One process starts sooner and allows `-s`. Normally there are three processes per core, because tests wait for
-    servers and deadlines longer than they compute. Heavy tests compute more and get two.
+    If all arguments are files, run all of their tests in this process, which starts sooner and allows `-s`. Otherwise
+    leave out heavy and long tests, and use three processes per core, because tests wait for servers and deadlines
+    longer than they compute. Heavy tests compute more, so they get two processes per core.
     """
     named = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
     heavy = bool(config.option.markexpr)
@@ -90,10 +91,10 @@ def pytest_cmdline_main(config):
 
 
 def pytest_configure(config):
-    """Choose the number of examples for property tests.
+    """Choose the number of examples for property tests, and compile the test files.
 
-    In several processes, each first imports another share of the test files. So each file is compiled once, and the
-    other processes read its bytecode.
+    If there are several processes, each first imports another share of the files. So each file is compiled only once,
+    and the other processes read its bytecode.
     """
     if hypothesis and config.option.markexpr == HEAVY:
         hypothesis.settings.load_profile("heavy")
@@ -101,12 +102,12 @@ def pytest_configure(config):
         files = sorted(path.stem for path in TESTS.rglob("test_*.py"))
         number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
         for name in files[number::count]:
-            with contextlib.suppress(BaseException):  # the error is reported when the file's turn comes
+            with contextlib.suppress(BaseException):  # pytest reports the error when it collects the file
                 importlib.import_module(name)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Mark heavy tests: those in a browser, and property tests once more, with five times as many examples."""
+    """Mark heavy tests: tests in a browser, and with `-m heavy` property tests, which then get more examples."""
     with_many = hypothesis and config.option.markexpr == HEAVY
     for item in items:
         is_property = with_many and hypothesis.is_hypothesis_test(getattr(item, "obj", None))
@@ -115,13 +116,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _has_more_examples(item):
-    """Return whether a property test gets more examples when heavy, because it sets no number itself."""
+    """Return whether a property test has more examples with `-m heavy`, because it doesn't set their number itself."""
     own = getattr(item.cls, "settings", None) or getattr(item.obj, "_hypothesis_internal_use_settings", None)
     return own is None or own.max_examples == hypothesis.settings.default.max_examples
 
 
 def pytest_collection_finish():
-    gc.freeze()  # all modules stay, so no later collection scans them, not even in a forked process
+    gc.freeze()  # no module is ever freed, so garbage collections needn't scan them, also in forked processes
     gc.enable()
 
 
@@ -156,7 +157,7 @@ def window(server, tmp_path_factory):
 
 @pytest.fixture
 def page(window):
-    """Yield the browser. Check that no session's text became markup or ran, and that no script failed."""
+    """Yield the browser. Afterwards check that no text of a session became markup or ran, and that no script failed."""
     window.resize(1280)
     window.driver.get("about:blank")
     yield window
@@ -167,7 +168,7 @@ def page(window):
 
 @pytest.fixture
 def cold(monkeypatch):
-    """Start real processes for commands; see `warm`."""
+    """Start commands as new processes, instead of forks of a process that has imported the server (see `warm`)."""
     monkeypatch.setattr(warm.Warm, "is_cold", True)
 
 
@@ -187,7 +188,7 @@ def store_url(request, tmp_path):
 
 @pytest.fixture
 def isolation(request, monkeypatch):
-    """Return where functions run; see `serving.IN_BOTH`."""
+    """Return the isolation in which functions run, `thread` or `process` (see `serving.IN_BOTH`)."""
     chosen = getattr(request, "param", "thread")
     monkeypatch.setattr(serving, "isolation", chosen)
     return chosen
@@ -210,12 +211,12 @@ def bench(make_bench):
 def make_bench(isolation):  # noqa: ARG001 - must be set before
     """Return a factory of servers without HTTP, and close them after the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda *given, **settings: stack.enter_context(serving.Bench(*given, **settings))
+        yield lambda *arguments, **settings: stack.enter_context(serving.Bench(*arguments, **settings))
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def stored_bench(request, store_url, make_bench):
-    """Return a server without HTTP, with each store that needs no other program."""
+    """Return a server without HTTP. The test runs with each store that needs no other program."""
     return make_bench(store=store_url(request.param))
 
 
@@ -229,9 +230,10 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def pass_time(clock, monkeypatch):
-    """Return a function that moves the clock while a server sweeps expired sessions, so that all of it counts.
+    """Return a function that moves the clock while a server sweeps expired sessions.
 
-    Time that a test moves otherwise passes before the server's next sweep.
+    A server counts a longer gap between two sweeps than `GAP_SECONDS` as a jump of its clock. So the function moves the
+    clock in shorter steps, and waits for a sweep after each.
     """
     monkeypatch.setattr(manager, "SWEEP_SECONDS", 0.001)
 

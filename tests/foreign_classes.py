@@ -1,6 +1,7 @@
-"""Classes as people write them who don't know Toolpack Server: a file system, a shop's tools, an office.
+"""Plain classes of authors who don't know Toolpack Server: a file system, the tools of a shop, an office.
 
-They aren't adapted to the server: type hints are wrong, docstrings have gaps, objects refer to each other.
+Tests make toolpacks from them. They aren't adapted to the server: type hints are wrong, docstrings have gaps, and
+objects refer to each other.
 """
 
 import asyncio
@@ -166,17 +167,17 @@ class FileSystem:
             path (str): The path to start from.
             name (str): [Optional] The name to search for. If None, all items are returned.
         """
-        found = []
+        paths = []
 
         def visit(directory, prefix):
             for key, item in directory.contents.items():
                 if name is None or name in key:
-                    found.append(f"{prefix}/{key}")
+                    paths.append(f"{prefix}/{key}")
                 if isinstance(item, Directory):
                     visit(item, f"{prefix}/{key}")
 
         visit(self._current_dir, ".")
-        return {"matches": found}
+        return {"matches": paths}
 
     def wc(self, file_name: str, mode: str = "l"):
         """Count the lines, words or characters of a file.
@@ -453,7 +454,7 @@ class Office(Room[Item]):
 
     @property
     def busy(self) -> bool:
-        """Whether anybody is in."""
+        """Whether a person is in the office."""
         return bool(self.people)
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Harbor's validator of trajectories, in a separate Python: it needs 3.12.
+"""Harbor's validator of trajectories. It runs in a separate Python, because it needs Python 3.12.
 
-If there is none, the trajectories aren't validated, and a test says how to install it. The variable HARBOR names a
-Python with Harbor.
+The variable HARBOR names a Python with Harbor. Without it the trajectories aren't validated, and a skipped test says
+how to install Harbor.
 """
 
 import json
@@ -23,12 +23,12 @@ for line in sys.stdin:
 
 
 def errors(trajectories):
-    """Return Harbor's errors in trajectories; empty without Harbor."""
+    """Return the errors that Harbor finds in trajectories, or nothing if Harbor isn't installed."""
     if PYTHON is None or not trajectories:
         return []
     lines = "".join(json.dumps(each) + "\n" for each in trajectories)
-    done = subprocess.run([PYTHON, "-c", PROGRAM], input=lines, capture_output=True, text=True, check=True)
-    return [error for line in done.stdout.splitlines() for error in json.loads(line)]
+    process = subprocess.run([PYTHON, "-c", PROGRAM], input=lines, capture_output=True, text=True, check=True)
+    return [error for line in process.stdout.splitlines() for error in json.loads(line)]
 
 
 def required():

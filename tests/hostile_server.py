@@ -1,4 +1,4 @@
-"""Servers with forbidden answers: endless, one byte at a time, compressed, and arbitrary JSON."""
+"""Servers that send hostile answers to a client: endless, one byte at a time, compressed, or arbitrary JSON."""
 
 import contextlib
 import gzip
@@ -22,7 +22,7 @@ REPLIES = JSON | ERRORS | some.builds(lambda result: {"id": 1, "result": result}
 
 @contextlib.contextmanager
 def server_that(answers):
-    """Run a server that reads a request and then calls `answers` with the connection."""
+    """Run a server that reads each request and then calls `answers` with the connection, to send the answer."""
     listener = socket.create_server(("127.0.0.1", 0))
     ends = threading.Event()
 

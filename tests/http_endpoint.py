@@ -1,4 +1,7 @@
-"""An HTTP server in this process with limits on connections, for each HTTP parser, and raw sockets to it."""
+"""An HTTP server in this process, for tests of its limits on connections, and raw sockets to it.
+
+Tests run with each of uvicorn's HTTP parsers.
+"""
 
 import asyncio
 import contextlib
@@ -30,18 +33,18 @@ def request(method, number=1, **params):
 
 
 PROTOCOLS = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
-LOOPS = {"h11": "asyncio", "httptools": "uvloop"}  # both fast modules are installed, or none
+LOOPS = {"h11": "asyncio", "httptools": "uvloop"}  # the modules httptools and uvloop are installed together
 
 
 def http_server_on(http):
-    """Return the module as it is when uvicorn finds this protocol."""
+    """Return the module with the protocol classes, loaded as if uvicorn had found this HTTP parser."""
     spec = importlib.util.spec_from_file_location(f"http_server_on_{http}", http_server.__file__)
     module = importlib.util.module_from_spec(spec)
-    found, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, PROTOCOLS[http]
+    original, auto.AutoHTTPProtocol = auto.AutoHTTPProtocol, PROTOCOLS[http]
     try:
         spec.loader.exec_module(module)
     finally:
-        auto.AutoHTTPProtocol = found
+        auto.AutoHTTPProtocol = original
     return module
 
 
@@ -67,12 +70,12 @@ class Endpoint:
         return len(self.open())
 
     def pass_time(self, seconds, step=0.025):
-        """Wait in small steps of the event loop, so that it has the turns of that many seconds on an idle machine."""
+        """Wait in small steps, so that the event loop has as many turns as in these seconds on an idle machine."""
         for _ in range(round(seconds / step)):
             asyncio.run_coroutine_threadsafe(asyncio.sleep(step), self._server.loop).result(serving.PATIENCE)
 
     def cancel_requests(self):
-        """Cancel requests as a server does at its end, when its time to wait is over."""
+        """Cancel all requests, as a stopping server does when its drain time is over."""
 
         def cancel():
             for task in [*self._server.server_state.tasks]:
@@ -82,7 +85,7 @@ class Endpoint:
 
     @contextlib.contextmanager
     def hurried(self, **limits):
-        """Set shorter time limits for later requests, so that a test may take its time before."""
+        """Set shorter time limits for later requests only, so that the test's preparations can't miss them."""
         with mock.patch.object(self._protocol, "settings", self._protocol.settings.model_copy(update=limits)):
             yield
 
@@ -96,14 +99,14 @@ class Endpoint:
 def served(http, keep_alive=5, catalog=CATALOG, **limits):
     settings = Settings(store="memory:", **limits)
     app = create_app(Service(settings, catalog))
-    made = http_server_on(http).limited_protocol(settings, app.state.gateway.connections)
-    assert [name for name, protocol in PROTOCOLS.items() if issubclass(made, protocol)] == [http]
+    protocol_class = http_server_on(http).limited_protocol(settings, app.state.gateway.connections)
+    assert [name for name, protocol in PROTOCOLS.items() if issubclass(protocol_class, protocol)] == [http]
     config = uvicorn.Config(
         app,
         port=0,
         log_level="error",
         access_log=False,
-        http=made,
+        http=protocol_class,
         loop=LOOPS[http],
         ws="none",
         timeout_keep_alive=keep_alive,
@@ -113,7 +116,7 @@ def served(http, keep_alive=5, catalog=CATALOG, **limits):
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     assert server.listens.wait(serving.PATIENCE)
-    endpoint = Endpoint(server, app, made, listener.getsockname()[1])
+    endpoint = Endpoint(server, app, protocol_class, listener.getsockname()[1])
     try:
         with endpoint.http:
             yield endpoint
@@ -124,21 +127,24 @@ def served(http, keep_alive=5, catalog=CATALOG, **limits):
 
 
 def answer(connection):
-    """Read one whole answer, and return its status and its JSON."""
+    """Read one answer, and return its status and its JSON."""
     return read(connection)[1:]
 
 
-def read(connection, *, more=False):
-    """Read one whole answer and return its head, status and JSON. Read byte by byte if `more` may follow."""
+def read(connection, *, more_follows=False):
+    """Read one answer, and return its head, status and JSON.
+
+    If another answer may follow, read the head byte by byte, so that no byte of the next answer is lost.
+    """
     text = b""
     while b"\r\n\r\n" not in text:
-        data = connection.recv(1 if more else 65536)
+        data = connection.recv(1 if more_follows else 65536)
         assert data, text
         text += data
     head, _, body = text.partition(b"\r\n\r\n")
     length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
     while len(body) < length:
-        data = connection.recv(length - len(body) if more else 65536)
+        data = connection.recv(length - len(body) if more_follows else 65536)
         assert data, text
         body += data
     assert len(body) == length, "more than one answer"

@@ -1,4 +1,4 @@
-"""An HTTP server in this process: in a thread with a port, or restarted for every request."""
+"""A complete server in this process: it listens on a port in a thread, or restarts for every request."""
 
 import asyncio
 import contextlib
@@ -47,8 +47,9 @@ def running(catalog: Catalog, **settings) -> Iterator[str]:
 
 
 class RestartingTransport(httpx.BaseTransport):
-    """A transport that starts the application for each request and stops it after, so that only the store's data
-    remains.
+    """A transport of the client that starts the application for each request and stops it afterwards.
+
+    So only data in the store survives from one request to the next.
     """
 
     def __init__(self, catalog: Catalog, settings: Settings) -> None:

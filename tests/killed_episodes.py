@@ -1,7 +1,7 @@
-"""Episodes that a client plays by their solutions, while the server is killed during every tenth.
+"""Episodes that a client plays with the tasks' solutions, while the server is killed during every tenth episode.
 
-Each test defines how its client resumes. This module checks the common promises: each episode is one session, each call
-runs once, and the reward 1.0 comes once.
+Each test defines how its client resumes. This module checks that each episode is one session, that each call runs once,
+and that the client gets the reward 1.0 once.
 """
 
 import functools
@@ -17,14 +17,14 @@ TOKEN = "token-of-ann"
 STORES = ["sqlite", pytest.param("redis", marks=pytest.mark.long)]
 
 
-def asked(url, method, **params):
+def send(url, method, **params):
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     headers = {"authorization": f"Bearer {TOKEN}"}
     return serving.result_of(httpx.post(f"{url}/rpc", json=body, headers=headers, timeout=PATIENCE).content)
 
 
 def solved(rpc, packs):
-    """Return the solution of each task, as an episode to play."""
+    """Return the solution of each task, as an episode that a client can play."""
     episodes = []
     for pack in packs:
         for task in rpc("list_tasks", toolpack=pack, limit=1000)["tasks"]:
@@ -38,12 +38,12 @@ def solved(rpc, packs):
 
 
 def plays_on(tmp_path, store, request, label, play):
-    """Let a client play the bank's tasks on two workers.
+    """Let a client play the bank's tasks on two workers, and check the promises.
 
     Args:
-        label: The label of the episodes' sessions; its value differs for each.
-        play: Yields the rewards of each episode. Its arguments are the server's URL, the episodes, and two functions:
-            for an episode with `pause`, the first kills the server, and the second starts it again.
+        label: The name of the label of the episodes' sessions. Its value is different for each episode.
+        play: A generator of the rewards of each episode. Its arguments are the server's URL, the episodes, and two
+            functions. During an episode with `pause` it calls the first to kill the server, and the second to start it.
     """
     url = request.getfixturevalue("redis_url") if store == "redis" else None
     server = Server(tmp_path, url, 2, packs="bank", tokens=f"ann:{TOKEN}", log_calls="off")
@@ -55,7 +55,7 @@ def plays_on(tmp_path, store, request, label, play):
         starts.append(store)
 
     address = f"http://127.0.0.1:{server.port}"
-    rpc = functools.partial(asked, address)
+    rpc = functools.partial(send, address)
     try:
         earlier = {
             session["session_id"] for session in rpc("list_sessions", limit=1000)
@@ -65,10 +65,10 @@ def plays_on(tmp_path, store, request, label, play):
         for rewards in play(address, episodes, server.kill, start):
             assert rewards == [*[None] * (len(rewards) - 1), 1.0]
         assert len(starts) == 2
-        listed = [each for each in rpc("list_sessions", limit=1000) if each["session_id"] not in earlier]
-        made = [session for session in listed if "task" in session]
-        assert len(made) == len({session["labels"][label] for session in made}) == len(episodes)
-        for session in made:
+        new_sessions = [each for each in rpc("list_sessions", limit=1000) if each["session_id"] not in earlier]
+        task_sessions = [session for session in new_sessions if "task" in session]
+        assert len(task_sessions) == len({session["labels"][label] for session in task_sessions}) == len(episodes)
+        for session in task_sessions:
             records = rpc("get_trace", session_id=session["session_id"])
             (episode,) = [each for each in solutions if each["task"] == session["task"]]
             calls = [[each["function"], each["kwargs"]] for each in records if each["kind"] == "call"]

@@ -21,7 +21,7 @@ toolpack: Any = Toolpack("market", Market)
 
 @toolpack.function(read_only=True)
 def look(price: Annotated[int, Depends("price")]) -> int:
-    """See the price."""
+    """Return the price."""
     return price
 
 
@@ -29,7 +29,7 @@ def look(price: Annotated[int, Depends("price")]) -> int:
 def bid(bids: Annotated[list[int], Depends("bids")], amount: int) -> list[int]:
     """Make a bid.
 
-    :param amount: How much.
+    :param amount: The amount of money.
     """
     bids.append(amount)
     return bids
@@ -37,10 +37,10 @@ def bid(bids: Annotated[list[int], Depends("bids")], amount: int) -> list[int]:
 
 @toolpack.function
 def look_behind(bids: Annotated[list[int], Depends("bids")]) -> list[int]:
-    """See the bids, and forget them."""
-    seen = [*bids]
+    """Return the bids, and delete them."""
+    bids_seen = [*bids]
     bids.clear()
-    return seen
+    return bids_seen
 
 
 def sold(rollout: Rollout[Market]) -> None:

@@ -1,6 +1,6 @@
-"""Requirements of the tests with foreign MCP clients: the packages of the extra `mcp-clients`, and Node.js.
+"""Requirements of the tests with other projects' MCP clients: the packages of the extra `mcp-clients`, and Node.js.
 
-If one is missing, a test is skipped and says how to install it. With MCP_CLIENTS=true the test fails instead.
+If a requirement is missing, a test is skipped and says how to install it. With MCP_CLIENTS=true the test fails.
 """
 
 import importlib
@@ -17,10 +17,10 @@ REQUIRED = os.environ.get("MCP_CLIENTS") == "true"
 ADVICE = "not installed: pip install -e '.[mcp-clients]'"
 
 
-def missing(what):
+def missing(requirement):
     if REQUIRED:
-        pytest.fail(what)
-    pytest.skip(what)
+        pytest.fail(requirement)
+    pytest.skip(requirement)
 
 
 def imported(name):

@@ -1,4 +1,7 @@
-"""A server in this process that speaks MCP to scripted clients of both eras, and a session of the tests' toolpack."""
+"""A server in this process, with a session and scripted MCP clients of both eras.
+
+The *legacy era* are the protocol versions with `initialize`; the *modern era* are those without it.
+"""
 
 import contextlib
 import json
@@ -26,7 +29,7 @@ class Mcp:
 
     Args:
         endpoint: The server.
-        path: The path of the session; None creates one.
+        path: The path of the session. If it is None, a session is created.
     """
 
     def __init__(self, endpoint):
@@ -55,8 +58,8 @@ class Mcp:
         body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
         return self.post(body, {name: value for name, value in headers.items() if value is not None})
 
-    def send(self, era, method, /, **given):
-        return (self.modern if era == MODERN else self.legacy)(method, **given)
+    def send(self, era, method, /, **params):
+        return (self.modern if era == MODERN else self.legacy)(method, **params)
 
     def call(self, era, name, /, _meta=(), **arguments):
         """Call a tool, and return the result."""
@@ -74,7 +77,7 @@ class Mcp:
 
 @contextlib.contextmanager
 def served(sign_seconds=event_stream.SIGN_SECONDS, **settings):
-    """Start a server and yield a client. An event stream without an answer gets a comment every `sign_seconds`."""
+    """Start a server and yield its `Mcp`. While a call runs, its event stream gets a comment every `sign_seconds`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_stream, "SIGN_SECONDS", sign_seconds)
         with http_endpoint.served("h11", catalog=CATALOG, log_calls="off", **settings) as endpoint:

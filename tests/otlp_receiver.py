@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP: a small server that decodes the requests."""
+"""A receiver of OpenTelemetry data (OTLP over HTTP): a small server that decodes and stores the requests."""
 
 import contextlib
 import gzip
@@ -35,13 +35,13 @@ def plain(attributes: Any) -> dict[str, Any]:
 
 
 class Receiver:
-    """The data received so far.
+    """The data that the server has received so far.
 
     Attributes:
         bodies: All request bodies.
-        heard: Set when a request has come.
-        silent: If set, requests are never answered.
-        replies: Headers of each answer.
+        heard: An event that is set by each request.
+        silent: Whether the server leaves requests without an answer.
+        replies: The headers of each answer.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class Receiver:
         self.replies: dict[str, str] = {}
         self.port = 0
 
-    def variables(self, **more: str) -> dict[str, str]:
+    def variables(self, **options: str) -> dict[str, str]:
         quick = {"OTEL_BSP_SCHEDULE_DELAY": "20", "OTEL_METRIC_EXPORT_INTERVAL": "20"}
-        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.port}", **quick, **more}
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.port}", **quick, **options}
 
     def take(self, path: str, body: bytes) -> None:
         self.bodies.append(body)
@@ -71,13 +71,13 @@ class Receiver:
                 self.metrics = {each.name: each for scoped in all_metrics.scope_metrics for each in scoped.metrics}
 
     def wait_for(self, *names: str, trace: str = "") -> list[Received]:
-        """Wait until there are spans of these names, all in the given trace, and return the first of each."""
+        """Wait for spans of these names, in the given trace or in any, and return the first span of each name."""
 
-        def found() -> Any:
+        def spans_by_name() -> Any:
             by_name = {span.name: span for span in reversed([*self.spans]) if trace in {"", span.trace}}
             return [by_name[name] for name in names] if by_name.keys() >= {*names} else None
 
-        return serving.wait_until(found, f"spans {names}, but {[span.name for span in self.spans]}")
+        return serving.wait_until(spans_by_name, f"spans {names}, but {[span.name for span in self.spans]}")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """A real Postgres for the tests, on a free loopback port and in a separate folder.
 
-With CI=true Postgres is required; otherwise tests that need it are skipped. Postgres refuses to run as root. For root,
-it runs as another user, in a folder outside the tests' one, which only root may enter.
+With CI=true Postgres is required. Otherwise tests that need it are skipped. Postgres refuses to run as root, so root's
+tests run it as another user. Its folder is then outside the folder of the tests, which only root may enter.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ PATIENCE = 120  # the same as `patience.PATIENCE`, which programs that import th
 
 
 def find() -> Path | None:
-    """Return the folder of Postgres' programs, which Debian doesn't link in the PATH."""
+    """Return the folder of Postgres' programs. Debian doesn't link them in the PATH."""
     candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -int(path.parent.name))
     if on_path := shutil.which("postgres"):
         candidates.append(Path(on_path).resolve().parent)
@@ -87,7 +87,7 @@ class Postgres:
         self.run("initdb", "--pgdata", str(self._folder), *flags)
 
     def copy(self, port: int) -> None:
-        """Create a standby of the server at a port. After its start it replicates that server."""
+        """Create a standby of the server at a port. When the standby is started, it replicates that server."""
         shutil.rmtree(self._folder, ignore_errors=True)
         options = ("-h", "127.0.0.1", "-p", str(port), "-U", "tests", "-c", "fast", "--no-sync", "-R")
         self.run("pg_basebackup", "-D", str(self._folder), *options)
@@ -102,16 +102,16 @@ class Postgres:
             time.sleep(0.02)
 
     def _answers(self) -> bool:
-        with self._started("pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)) as asked:
-            return asked.wait(PATIENCE) == 0
+        with self._started("pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)) as process:
+            return process.wait(PATIENCE) == 0
 
     def processes(self) -> list[int]:
-        """Return the ids of its first process and of all descendants."""
+        """Return the ids of the server's first process and of all its descendants."""
         first = self.process.pid
         return [first, *map(int, Path(f"/proc/{first}/task/{first}/children").read_text(encoding="ascii").split())]
 
     def kill(self) -> None:
-        """Kill all its processes, as if the machine had failed."""
+        """Kill all processes of the server, as if its machine had failed."""
         if self.process is not None:
             for process in self.processes():
                 with contextlib.suppress(ProcessLookupError):
@@ -139,8 +139,8 @@ def folder() -> Iterator[Path]:
 @contextlib.contextmanager
 def start(*options: str) -> Iterator[Postgres]:
     """Start a server with these additional options."""
-    with folder() as made:
-        server = Postgres(made / "data", *options)
+    with folder() as data_folder:
+        server = Postgres(data_folder / "data", *options)
         server.make()
         try:
             server.start()

@@ -1,4 +1,4 @@
-"""A WebSocket client that can also violate the protocol: it builds its frames byte by byte."""
+"""A WebSocket client that can violate the protocol, because it builds its frames byte by byte."""
 
 import json
 import socket
@@ -9,7 +9,7 @@ from patience import PATIENCE
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 MASK = b"\x01\x02\x03\x04"
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
-ACCEPT = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # the example pair of RFC 6455
+ACCEPT = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # the key and its answer from the example in RFC 6455
 
 
 def frame(payload, opcode=TEXT, *, last=True, masked=True, bits=0):
@@ -27,7 +27,7 @@ def frame(payload, opcode=TEXT, *, last=True, masked=True, bits=0):
 
 
 class RawWebSocket:
-    """A connection after its handshake; `status` and `body` are those of the response."""
+    """A connection after its handshake. `status` and `body` are those of the response to the handshake."""
 
     def __init__(self, port, path, token=None, *, seconds=PATIENCE, **headers):
         headers_to_send = {
@@ -92,8 +92,8 @@ class RawWebSocket:
 
     def closed(self):
         """Read the server's close frame, and return the code and the reason."""
-        while (found := self.read()) is not None:
-            opcode, payload = found
+        while (received := self.read()) is not None:
+            opcode, payload = received
             if opcode == CLOSE:
                 assert self.read() is None, "nothing comes behind it"
                 return struct.unpack("!H", payload[:2])[0], payload[2:].decode()

@@ -22,15 +22,15 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def http_on(protocol: str, folder: Path) -> dict[str, str]:
-    """Return the variables for a server that speaks HTTP with `httptools` on uvloop, or `h11` on asyncio."""
+    """Return the variables for a server with the HTTP parser `httptools` on uvloop, or `h11` on asyncio."""
     if protocol == "httptools":
         return {}
     hidden = "raise ImportError('hidden by a test')\n"
-    return with_modules(folder, httptools=hidden, uvloop=hidden)  # if they are missing, uvicorn uses the others
+    return with_modules(folder, httptools=hidden, uvloop=hidden)  # without these modules, uvicorn uses h11 and asyncio
 
 
 def with_fixed(folder: Path, **limits: float) -> dict[str, str]:
-    """Return the variables for a server with other fixed limits."""
+    """Return the variables for a server with other values of limits that aren't settings."""
     lines = [f"FixedLimits.model_fields[{name!r}].default = {value}\n" for name, value in limits.items()]
     imported = "from toolpack_server.base.fixed_limits import FixedLimits\n"
     return with_modules(folder, sitecustomize=imported + "".join(lines))
@@ -73,7 +73,7 @@ class Served:
 @contextlib.contextmanager
 def served(folder: Path, *arguments: str, **variables: str) -> Iterator[Served]:
     log = (folder / "server.log").open("a")
-    port = str(redis_server.free_port())  # nothing else takes the port, even if the test starts another server on it
+    port = str(redis_server.free_port())  # no other process takes this port, even if the server restarts on it
     packs = ["--pack-dir", str(serving.PACKS), "--packs", "ledger,vault,bank"]
     flags = ["--port", port, "--data-dir", str(folder), *packs]
     process = warm.Warm(

@@ -1,4 +1,4 @@
-"""Shared helpers of the server's tests: the fixture packs, a server without HTTP, and waiting for a condition."""
+"""Shared helpers of the server's tests: the fixture toolpacks, a server without HTTP, and waiting for a condition."""
 
 import asyncio
 import atexit
@@ -58,17 +58,17 @@ def http_client(url: Any, **options: Any) -> Any:
     return httpx.Client(base_url=url, verify=False, **{"timeout": PATIENCE, **options})
 
 
-def wait_until(condition: Callable[[], Any], what: str = "the condition that the test waits for") -> Any:
+def wait_until(condition: Callable[[], Any], description: str = "the condition that the test waits for") -> Any:
     deadline, pause = time.monotonic() + PATIENCE, 0.001
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen"
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{description} did not happen"
         time.sleep(pause)
-        pause = min(pause * 1.5, 0.02)  # so that polling doesn't slow down a long wait
-    return found
+        pause = min(pause * 1.5, 0.02)  # so that polling costs little during a long wait
+    return value
 
 
 def in_parts(ask: Callable[..., Any], **params: Any) -> Iterator[Any]:
-    """Yield an answer's parts: request the first, and the next one as long as there is one."""
+    """Yield the parts of an answer, which are requested one after the other."""
     after: str | None = ""
     while after is not None:
         part = ask(after=after, **params)
@@ -77,7 +77,7 @@ def in_parts(ask: Callable[..., Any], **params: Any) -> Iterator[Any]:
 
 
 class Clock:
-    """Replaces the module `time` in modules of the server. Its clocks stand still until a test moves them."""
+    """Replacement for the module `time` in modules of the server. Its clocks stand still until a test moves them."""
 
     def __init__(self, monkeypatch: Any, *modules: Any) -> None:
         # The fraction of a second is exact in binary, so tests can compare sums.
@@ -97,7 +97,7 @@ class Clock:
         return self._monotonic
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock, as an administrator may; no time passes."""
+        """Set the wall clock, as an administrator may. No time passes."""
         self._now += seconds
 
     def move(self, seconds: float) -> None:
@@ -143,7 +143,7 @@ IN_BOTH = [
 
 
 def in_both(test: Any) -> Any:
-    """Mark a single test in this way."""
+    """Run a single test in both isolations (see `IN_BOTH`)."""
     for mark in IN_BOTH:
         test = mark(test)
     return test
@@ -154,7 +154,7 @@ isolation = "thread"
 
 
 def gate(name: str) -> Any:
-    """Create a gate for functions of the ledger, which wait until it is set."""
+    """Create a gate. Functions of the ledger with its name wait until it is set."""
     return ledger.gates.make(name, shared=isolation == "process")
 
 
@@ -163,7 +163,7 @@ benches: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _shared_zygote(configuration: Any, expected: object) -> Any:
-    """Return a zygote that all tests with an equal configuration share. It lives as long as the tests."""
+    """Return the zygote that all tests with an equal configuration share. It ends with the tests."""
     key = repr(configuration)
     if key not in _zygotes:
         from toolpack_server.features.executors.child import Zygote  # noqa: PLC0415 - it imports modules that only Linux has
@@ -235,10 +235,10 @@ class Bench:
         """Send a request without waiting for its answer."""
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
 
-        async def answered() -> Any:
+        async def send() -> Any:
             return result_of(await self._answer(body, owner, agent_key))
 
-        return asyncio.run_coroutine_threadsafe(answered(), self._loop)
+        return asyncio.run_coroutine_threadsafe(send(), self._loop)
 
     def rpc(self, method: str, /, **params: Any) -> Any:
         """Send a request and return its result. `owner` and `agent_key` identify the sender."""
@@ -274,7 +274,7 @@ class Bench:
     def paused(self) -> Iterator[None]:
         """Stop the event loop, so that requests sent meanwhile arrive in one turn and are admitted together."""
         gate = threading.Event()
-        self.sessions.queues._came_alone = False  # otherwise the first one would be admitted at once
+        self.sessions.queues._came_alone = False  # otherwise the first request would be admitted at once
         self._loop.call_soon_threadsafe(gate.wait, PATIENCE)
         try:
             yield
@@ -290,10 +290,10 @@ class Bench:
 
     @contextlib.contextmanager
     def sweeping(self) -> Iterator[Callable[[int], None]]:
-        """Delete expired sessions meanwhile, as a server does. Yield a function that waits until n sweeps were done."""
+        """Sweep expired sessions during the block, as a server does. Yield a function that waits for n sweeps."""
         looks: list[Any] = []
         look = self.store.delete_expired
-        self.store.delete_expired = lambda *given: (look(*given), looks.append(given))[0]
+        self.store.delete_expired = lambda *arguments: (look(*arguments), looks.append(arguments))[0]
 
         def look_again(times: int) -> None:
             count = len(looks) + times
@@ -306,7 +306,7 @@ class Bench:
         try:
             yield look_again
         finally:
-            # End it before its next sweep. A sweep that continued in a thread would see the test move the clock.
+            # Stop between two sweeps. A sweep that continued in its thread would see the test move the clock.
             with mock.patch.object(self.sessions, "_do", end), contextlib.suppress(CancelledError):
                 sweep.result(PATIENCE)
             self.store.delete_expired = look
@@ -331,10 +331,10 @@ class Bench:
 
 
 class Moving:
-    """Workers of one or several servers with a shared store, used like one: each request goes to any of them.
+    """Several workers with a shared store, used like one bench: each request goes to any of the workers.
 
     Args:
-        choose: Returns the next worker from all of them.
+        choose: A function that returns one of the workers for the next request.
     """
 
     def __init__(self, benches: Sequence[Bench], choose: Callable[[Sequence[Bench]], Bench]) -> None:
@@ -358,5 +358,5 @@ class Moving:
 
 
 def moving(choose: Callable[[Sequence[Bench]], Bench], *stores: Any, workers: int = 2, **settings: Any) -> Moving:
-    """Create this number of workers on each of these stores, which are one store opened by several servers."""
+    """Create this number of workers on each of these stores. The stores are one store, opened by several servers."""
     return Moving([Bench(store=store, **settings) for store in stores for _ in range(workers)], choose)

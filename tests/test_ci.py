@@ -28,7 +28,10 @@ def checks():
 
 @pytest.fixture
 def run(checks, tmp_path, monkeypatch, capsys):
-    """Run checks on a project with one test that fails once. Return whether they passed, and the output."""
+    """Return a function that runs checks on a project with a test that fails once.
+
+    The function returns whether the checks passed, and their output.
+    """
     project = tmp_path / "project"
     project.mkdir()
     (project / "test_flaky.py").write_text(FLAKY)
@@ -37,10 +40,10 @@ def run(checks, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checks, "CORES", 2)
     monkeypatch.setattr(checks.Runner, "get_uv", lambda _: None)
 
-    def run(*listed):
-        monkeypatch.setattr(checks, "CHECKS", [*listed])
+    def run(*selected):
+        monkeypatch.setattr(checks, "CHECKS", [*selected])
         run.folder.mkdir()
-        passed = checks.Runner([*listed], run.folder).run()
+        passed = checks.Runner([*selected], run.folder).run()
         return passed, capsys.readouterr().out
 
     run.folder = tmp_path / "folder"

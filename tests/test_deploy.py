@@ -28,9 +28,9 @@ def resources(folder):
 
 
 def by_name(folder):
-    listed = [*resources(ROOT / "deploy" / folder)]
-    resources_by_name = {(each["kind"], each["metadata"]["name"]): each for each in listed}
-    assert len(resources_by_name) == len(listed), "two have one name"
+    resource_list = [*resources(ROOT / "deploy" / folder)]
+    resources_by_name = {(each["kind"], each["metadata"]["name"]): each for each in resource_list}
+    assert len(resources_by_name) == len(resource_list), "two have one name"
     return resources_by_name
 
 
@@ -48,10 +48,10 @@ VARIABLES = {variable["name"]: variable for variable in SERVER["env"]}
 
 
 def test_every_file_is_part_of_a_base_and_is_validated():
-    listed = re.search(r"kubernetes-validate --strict (.*)", DEVELOP)[1].split()
+    validated = re.search(r"kubernetes-validate --strict (.*)", DEVELOP)[1].split()
     files = {str(path.relative_to(ROOT)) for path in (ROOT / "deploy").rglob("*.yaml")}
-    assert {path for path in files if not path.endswith("kustomization.yaml")} == {*listed}
-    kinds = {each["kind"] for found in (WITH_REDIS, WITH_POSTGRES) for each in found.values()}
+    assert {path for path in files if not path.endswith("kustomization.yaml")} == {*validated}
+    kinds = {each["kind"] for resources_by_name in (WITH_REDIS, WITH_POSTGRES) for each in resources_by_name.values()}
     assert kinds >= {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy"}
 
 
@@ -136,12 +136,14 @@ def test_redis_has_the_same_options_in_both_files():
 
 def test_only_addresses_of_the_policies_are_reachable():
     redis = resource("NetworkPolicy", "redis")["spec"]
-    for found, port, to in ((WITH_REDIS, 6379, "redis"), (WITH_POSTGRES, 5432, None)):
+    for resources_by_name, port, to in ((WITH_REDIS, 6379, "redis"), (WITH_POSTGRES, 5432, None)):
         policies = [
-            each["spec"] for each in found.values() if each["kind"] == "NetworkPolicy" and each["spec"] != redis
+            each["spec"]
+            for each in resources_by_name.values()
+            if each["kind"] == "NetworkPolicy" and each["spec"] != redis
         ]
-        budget = found["PodDisruptionBudget", "toolpack-server"]["spec"]
-        labels = found["Deployment", "toolpack-server"]["spec"]["template"]["metadata"]["labels"]
+        budget = resources_by_name["PodDisruptionBudget", "toolpack-server"]["spec"]
+        labels = resources_by_name["Deployment", "toolpack-server"]["spec"]["template"]["metadata"]["labels"]
         assert [each["podSelector"] for each in policies] == [budget["selector"]] * 2 == [{"matchLabels": labels}] * 2
         rules = [rule for policy in policies for rule in policy["egress"]]
         assert {allowed["port"] for rule in rules for allowed in rule["ports"]} == {port, 53}

@@ -1,4 +1,4 @@
-"""The documents' lists are complete: settings, methods, error codes, and the image's command."""
+"""The pages' lists of settings, commands, methods and error codes are complete, and the image's command works."""
 
 import json
 import os
@@ -62,8 +62,8 @@ def test_every_method_is_documented_with_its_parameters_in_order():
     others = [method for method in AGENTS_METHODS if method.declared.name not in clients]
     assert sorted(table) == sorted([*clients, *(method.declared.name for method in others)])
     for method in [*CLIENTS_METHODS, *others]:
-        shown = re.findall(r"(?:^|; )`(\w+)`", table[method.declared.name][1])
-        assert shown == [*method.names()], method.declared.name
+        names_shown = re.findall(r"(?:^|; )`(\w+)`", table[method.declared.name][1])
+        assert names_shown == [*method.names()], method.declared.name
 
 
 def test_every_command_is_documented():
@@ -87,17 +87,17 @@ def image(instruction):
     return json.loads(re.search(rf"^{instruction} (\[.*\])$", DOCKERFILE, re.MULTILINE)[1])
 
 
-def as_in_the_image(tmp_path, **more):
-    """Return the image's command adapted to this machine: with this environment's programs, and the test's folders."""
+def as_in_the_image(tmp_path, **variables):
+    """Return the image's command, with the programs of this environment and the folders of the test."""
     for folder in ("data", "packs"):
         (tmp_path / folder).mkdir()
-    places = {"/data": str(tmp_path / "data"), "/packs": str(tmp_path / "packs")}
+    folders = {"/data": str(tmp_path / "data"), "/packs": str(tmp_path / "packs")}
     (program,) = image("ENTRYPOINT")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return subprocess.Popen(
-        [str(Path(sys.prefix) / "bin" / program), *(places.get(word, word) for word in image("CMD"))],
+        [str(Path(sys.prefix) / "bin" / program), *(folders.get(word, word) for word in image("CMD"))],
         cwd=tmp_path,
-        env=kept | more,
+        env=inherited | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -111,7 +111,7 @@ def test_the_image_starts_with_tokens_and_is_healthy(tmp_path):
     assert variables.keys() == {"TOOLPACK_TOKENS", "TOOLPACK_PACKS"}
     variables = {name: value.strip("`.") for name, value in variables.items()}
     process = as_in_the_image(tmp_path, TOOLPACK_PORT=port, **variables)
-    python, *arguments = image("    CMD")  # indented, because it belongs to HEALTHCHECK
+    python, *arguments = image("    CMD")  # indented, because this CMD belongs to HEALTHCHECK
     assert python == "python"
     check = [sys.executable, *arguments]
     try:
@@ -141,7 +141,7 @@ def sources():
     return "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "server").rglob("*.py"))
 
 
-def test_the_files_and_names_of_the_walks_are_there():
+def test_the_files_and_names_in_the_walks_exist():
     code, walks = sources(), DEVELOP[DEVELOP.index("## How one request travels") : DEVELOP.index("## Release\n")]
     spans = set(re.findall(r"`([^`\n]+)`", walks))
     files = {span for span in spans if re.fullmatch(r"[\w./]+\.(py|md|json|toml)", span)}
@@ -149,7 +149,7 @@ def test_the_files_and_names_of_the_walks_are_there():
     for name in files:
         below = [ROOT / name, ROOT / "server" / "toolpack_server" / name, *(ROOT / "server").rglob(name)]
         assert any(path.exists() for path in below), name
-    classes = {found for span in spans - files for found in re.findall(r"\b[A-Z][a-z]+[A-Z]?\w*", span)}
+    classes = {class_name for span in spans - files for class_name in re.findall(r"\b[A-Z][a-z]+[A-Z]?\w*", span)}
     assert len(classes) > 8
     for name in classes:
         assert re.search(rf"^(class {name}\b|{name} = )", code, re.MULTILINE), name

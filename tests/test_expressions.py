@@ -1,8 +1,8 @@
 """Our regular expressions take about linear time, on any text.
 
-Each is used as in the code, on long texts that could cause backtracking: its characters and words, alone and in pairs,
-with an end that doesn't match. In linear time a text takes two thousandths of a second. A test stops after a hundred
-times that.
+The tests use each expression as the code does, on long texts that could cause backtracking. A text repeats characters
+and words of the expression, alone and in pairs, and has an end that doesn't match. In linear time a text takes two
+thousandths of a second. A test stops after a hundred times as long.
 """
 
 import ast
@@ -25,10 +25,10 @@ FOLDERS = ("server", "toolpacks")
 METHODS = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}
 LENGTH = 30_000
 TRIES = 3
-LIMIT_SECONDS = 0.25  # processor time for one text; quadratic time takes several times that
-FEW = 5  # characters and words of an expression to try in pairs
-ANYTHING = ["a", "0", " ", "\n", '"', "\\", "é", "_"]  # in addition to those of the expression
-# These are never used on texts of agents or other users.
+LIMIT_SECONDS = 0.25  # maximum CPU time for one text; an expression with quadratic time takes several times as long
+FEW = 5  # number of an expression's characters and words that are tried in pairs
+ANYTHING = ["a", "0", " ", "\n", '"', "\\", "é", "_"]  # tried in addition to the characters and words of the expression
+# These expressions are never used on texts of agents or other users.
 OWN = {"server/toolpack_server/features/evaluation/tasks/report.py": "the console's modules"}
 
 
@@ -52,7 +52,7 @@ def uses():
                     node.attr
                 )
         for owner, value in compiled.items():
-            if owner:  # otherwise only another module may use it
+            if owner:  # otherwise only other modules may use the expression
                 methods_by_expression.setdefault((name, value.lineno, owner), {"finditer"})
     return {each: methods & METHODS for each, methods in methods_by_expression.items()}
 
@@ -101,7 +101,7 @@ def too_slow(pattern, methods):
 
 def use(pattern, method, text):
     if method in {"sub", "subn"}:
-        getattr(pattern, method)(lambda found: found[0], text)
+        getattr(pattern, method)(lambda match: match[0], text)
     elif method == "finditer":
         list(pattern.finditer(text))
     else:
@@ -109,10 +109,10 @@ def use(pattern, method, text):
 
 
 def takes_long(work):
-    """Return whether some work takes too long each time.
+    """Return whether some work takes too long in each of several tries.
 
-    The time is that of the whole process. Other work in it, such as a garbage collection or a leftover thread, may slow
-    down a single try.
+    The measured CPU time is that of the whole process, so a garbage collection or a leftover thread may slow down a
+    single try.
     """
     for _ in range(TRIES):
         signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
@@ -145,8 +145,10 @@ def limited():
 def test_no_regular_expression_backtracks():
     expressions = uses()
     assert {"_TOKEN", "_TYPED", "_MEMBER", "_CALL"} <= {what for _, _, what in expressions}
-    slow = {place: too_slow(pattern_of(place[0], place[2]), methods) for place, methods in expressions.items()}
-    assert {place: how for place, how in slow.items() if how} == {}
+    slow = {
+        location: too_slow(pattern_of(location[0], location[2]), methods) for location, methods in expressions.items()
+    }
+    assert {location: how for location, how in slow.items() if how} == {}
 
 
 @pytest.mark.heavy

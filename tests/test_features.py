@@ -55,11 +55,11 @@ def missing(request):
 @pytest.fixture
 def rest(missing):
     """Return all features except one and those that need it."""
-    gone = {missing.name}
+    removed = {missing.name}
     for each in FEATURES:  # in the order of loading
-        if not gone.isdisjoint(each.needs):
-            gone.add(each.name)
-    return [each for each in FEATURES if each.name not in gone]
+        if not removed.isdisjoint(each.needs):
+            removed.add(each.name)
+    return [each for each in FEATURES if each.name not in removed]
 
 
 @pytest.fixture
@@ -89,13 +89,13 @@ def test_sessions_work_without_a_feature(bench):
 
 
 def test_additions_of_a_missing_feature_are_gone(bench, rest):
-    gone = [each for each in FEATURES if each not in rest]
-    own = {name for each in gone for name in names(each.methods)}
+    removed = [each for each in FEATURES if each not in rest]
+    own = {name for each in removed for name in names(each.methods)}
     assert names(all_methods(FEATURES)) - names(all_methods(rest)) == own - names(all_methods(rest))
     described = bench.rpc("rpc.discover")
     assert {each["name"] for each in described["methods"]} == names(all_methods(rest))
     assert {each["name"] for each in described["x-features"]} == {each.name for each in rest}
-    for feature in gone:
+    for feature in removed:
         is_gone(feature, bench, rest, described)
 
 
@@ -109,43 +109,43 @@ def is_gone(feature, bench, without, described):
     for method in {method.declared.name for method in agents_methods(feature.methods)} - others:
         assert "There is no method" in refused(-32601, bench.rpc, method, agent_key=key).data["detail"]
     for kind in feature.results:
-        shown = {"Session": session, "AddressPaths": session}.get(kind.__name__, {})
-        assert shown.keys().isdisjoint(feature.results[kind].__annotations__)
+        result = {"Session": session, "AddressPaths": session}.get(kind.__name__, {})
+        assert result.keys().isdisjoint(feature.results[kind].__annotations__)
     for method, parameters in feature.parameters.items():
         params = {"session_id": "none"} if "session_id" in method.model_fields else {}
         for parameter in parameters.model_fields.keys() - method.model_fields.keys():
             detail = refused(-32602, bench.rpc, method.declared.name, **params, **{parameter: "x"}).data["detail"]
             assert f"{parameter}: Extra inputs are not permitted. The parameters are: " in detail
     assert not feature.about or feature.about not in described["info"]["description"]
-    shown = console_files(bench.service.context.record_kinds, bench.service.features, "thread")
-    assert not [path for path in shown if path.startswith(f"features/{feature.name}/")]
-    assert json.loads(shown["views.json"].content).keys().isdisjoint(feature.views)
+    files = console_files(bench.service.context.record_kinds, bench.service.features, "thread")
+    assert not [path for path in files if path.startswith(f"features/{feature.name}/")]
+    assert json.loads(files["views.json"].content).keys().isdisjoint(feature.views)
     paths = {route.path for route in create_app(bench.service).routes}
     assert paths.isdisjoint(feature.routes.keys() - {path for each in without for path in each.routes})
 
 
 WIRED = re.compile(
     r"toolpack_server\.(observability|packs|rpc|sessions|wiring)\."
-)  # in which no thread changes objects
+)  # in this server no thread changes objects
 
 
 def holdings(server):
     """Return the values in the server's objects and their collections, by object and attribute."""
-    found, pending, seen = {}, [server], {}
+    values_by_attribute, pending, visited = {}, [server], {}
     while pending:
         holder = pending.pop()
-        if id(holder) in seen or not WIRED.match(type(holder).__module__):
+        if id(holder) in visited or not WIRED.match(type(holder).__module__):
             continue
-        seen[id(holder)] = holder  # keep the object, so that its id isn't reused
+        visited[id(holder)] = holder  # the entry keeps the object alive, so that its id isn't reused
         for name, value in getattr(holder, "__dict__", {}).items():
             values = [value]
             if isinstance(value, dict):
                 values = [*value.keys(), *value.values()]
             elif isinstance(value, list | tuple | set | frozenset):
                 values = [*value]
-            found[type(holder), id(holder), name] = values
+            values_by_attribute[type(holder), id(holder), name] = values
             pending += values
-    return found
+    return values_by_attribute
 
 
 def test_creating_a_features_parts_changes_no_server(make_bench):
@@ -159,7 +159,9 @@ def test_creating_a_features_parts_changes_no_server(make_bench):
         parts_made += [kind() for kind in (*feature.watchers, feature.named_addresses) if kind]
         after = holdings(service)  # while all created objects still exist
         assert after.keys() == before.keys(), (feature.name, parts_made)
-        assert [place for place, values in after.items() if not same(values, before[place])] == [], feature.name
+        assert [attribute for attribute, values in after.items() if not same(values, before[attribute])] == [], (
+            feature.name
+        )
 
 
 def same(values, others):
@@ -176,8 +178,8 @@ def test_commands_are_listed_without_being_imported():
         "import sys; from toolpack_server.cli import cli; cli(['--help'], standalone_mode=False); "
         "assert not {'pydantic', 'jsonrpcserver', 'toolpack_server.wiring', 'toolpack_server.rpc'} & sys.modules.keys()"
     )
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"^  ([\w-]+)  ", shown.partition("Commands:")[2], re.MULTILINE) == sorted(
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"^  ([\w-]+)  ", output.partition("Commands:")[2], re.MULTILINE) == sorted(
         {name.split()[0] for name in all_commands()}
     )
 
@@ -186,13 +188,13 @@ def test_settings_of_a_missing_feature_are_not_shown(monkeypatch):
     own = {name: {*feature.settings.variables()} for feature in FEATURES if (name := feature.name) and feature.settings}
     for left_out in ("", *own):
         monkeypatch.setenv("TOOLPACK_FEATURES", left_out and f"-{left_out}")
-        shown = {*invoke("serve", "--help").output.split()}
-        assert Settings.variables().keys() < shown
-        assert {name for name, variables in own.items() if variables & shown} == own.keys() - {left_out}
-        assert all(variables <= shown for name, variables in own.items() if name != left_out)
+        words = {*invoke("serve", "--help").output.split()}
+        assert Settings.variables().keys() < words
+        assert {name for name, variables in own.items() if variables & words} == own.keys() - {left_out}
+        assert all(variables <= words for name, variables in own.items() if name != left_out)
 
 
-def made(name, **attributes):
+def new_feature(name, **attributes):
     return type(name.title(), (Feature,), {"name": name, **attributes})
 
 
@@ -205,43 +207,43 @@ def settings(feature, name):
     ("features", "refusal"),
     [
         (
-            [made("weather", hooks=())],
+            [new_feature("weather", hooks=())],
             r"^The feature Weather has an attribute 'hooks', which `Feature` doesn't declare. Its attributes are a",
         ),
         (
-            [made("weather", needs=["sky"])],
+            [new_feature("weather", needs=["sky"])],
             "^The feature 'weather' needs the feature 'sky', which is missing: install it, or exclude 'weather'",
         ),
         (
-            [made("a", after=["b"]), made("b", needs=["a"])],
+            [new_feature("a", after=["b"]), new_feature("b", needs=["a"])],
             "^The features have no loading order, because each must come after another: ",
         ),
         (
-            [made("a", routes={"/look": "x:y"}), made("b", routes={"/look": "x:z"})],
+            [new_feature("a", routes={"/look": "x:y"}), new_feature("b", routes={"/look": "x:z"})],
             "^The features 'a' and 'b' both add '/look' to routes: exclude one of them, for example with T",
         ),
         (
-            [made("a", methods=[Listen]), made("b", methods=[Listen])],
+            [new_feature("a", methods=[Listen]), new_feature("b", methods=[Listen])],
             "^The features 'a' and 'b' both add 'listen' to methods: exclude one of them, for example",
         ),
         (
-            [made("a_b", settings=settings("a_b", "c")), made("a", settings=settings("a", "b_c"))],
+            [new_feature("a_b", settings=settings("a_b", "c")), new_feature("a", settings=settings("a", "b_c"))],
             "^The features 'a' and 'a_b' both add 'TOOLPACK_A_B_C' to settings: exclude one of them",
         ),
         (
-            [made("a", results={Session: SessionTask}), made("b", results={Session: SessionTask})],
+            [new_feature("a", results={Session: SessionTask}), new_feature("b", results={Session: SessionTask})],
             "^The features 'a' and 'b' both add 'Session.task' to results: exclude one of them",
         ),
         (
-            [made("a", tracer=lambda _app: None), made("b", tracer=lambda _app: None)],
+            [new_feature("a", tracer=lambda _app: None), new_feature("b", tracer=lambda _app: None)],
             "^The features 'a' and 'b' both have tracer, but a server can have only one: exclude one of them, for ",
         ),
-        ([made("My Weather")], "^The name of the feature 'My Weather' is invalid: use lower-case letters"),
+        ([new_feature("My Weather")], "^The name of the feature 'My Weather' is invalid: use lower-case letters"),
         (
-            [made("a", record_kinds=[type("SkyKind", (RecordKind,), {})])],
+            [new_feature("a", record_kinds=[type("SkyKind", (RecordKind,), {})])],
             "^SkyKind of the feature 'a' needs a `name`: a word.$",
         ),
-        ([made("a", volumes=[type("Sky", (Volume,), {})])], "^Sky of the feature 'a' needs a `kind`: a word.$"),
+        ([new_feature("a", volumes=[type("Sky", (Volume,), {})])], "^Sky of the feature 'a' needs a `kind`: a word.$"),
     ],
 )
 def test_features_that_cannot_be_used_are_refused(features, refusal):
@@ -265,22 +267,22 @@ def test_features_that_cannot_be_used_are_refused(features, refusal):
 )
 def test_views_that_cannot_be_served_are_refused(views, refusal):
     with pytest.raises(StartError, match=refusal):
-        console_files(RecordKinds(), [made("a", views=views)], "thread")
+        console_files(RecordKinds(), [new_feature("a", views=views)], "thread")
 
 
 def test_a_record_kind_is_replaced_only_by_a_subclass():
     other = type("OtherKind", (RecordKind,), {"name": "call"})
     with pytest.raises(StartError, match=r"^Two kinds of records are named 'call': derive OtherKind from CallKind to"):
-        all_record_kinds([made("a", record_kinds=[other])])
+        all_record_kinds([new_feature("a", record_kinds=[other])])
 
 
 def test_features_may_share_a_route_with_its_endpoint():
-    features = [made("a", routes={"/look": "x:y"}), made("b", routes={"/look": "x:y"})]
+    features = [new_feature("a", routes={"/look": "x:y"}), new_feature("b", routes={"/look": "x:y"})]
     assert [each.name for each in in_order(features)] == ["a", "b"]
 
 
 def test_features_come_after_their_requirements():
-    features = [made("a", needs=["c"]), made("b"), made("c", after=["b", "absent"])]
+    features = [new_feature("a", needs=["c"]), new_feature("b"), new_feature("c", after=["b", "absent"])]
     assert [each.name for each in in_order(features)] == [each.name for each in in_order(features[::-1])] == [*"bca"]
 
 

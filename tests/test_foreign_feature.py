@@ -27,12 +27,12 @@ ISOLATIONS = pytest.mark.parametrize("isolation", ["thread", "process"])
 
 
 def block(language):
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return found
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return code
 
 
 def weather(project, version="0.1.0", **changed):
-    """Return the page's project; a later version of it has some other words."""
+    """Write the page's project into a folder, with some texts replaced, and return the folder."""
     source = block("python")
     for before, after in changed.items():
         source = source.replace(before, after)
@@ -43,9 +43,7 @@ def weather(project, version="0.1.0", **changed):
 
 
 def installed(folder, *projects):
-    """Return the environment variables of a process with the wheels of these projects, which pip installed into a
-    folder.
-    """
+    """Install the wheels of these projects into a folder by pip. Return the variables for a process that uses them."""
     wheels = [wheel for each in projects for wheel in WheelBuilder(str(each)).build(directory=str(each / "dist"))]
     flags = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--upgrade", "--target", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "install", *flags, *wheels], check=True)
@@ -64,17 +62,17 @@ def get(url, **headers):
         return json.load(response)
 
 
-def test_it_is_listed_as_the_page_says(site):
-    ((command, shown),) = [part.partition("\n")[::2] for part in block("console").split("$ ")[1:]]
+def test_feature_is_listed_as_the_page_shows(site):
+    ((command, expected),) = [part.partition("\n")[::2] for part in block("console").split("$ ")[1:]]
     assert command.endswith("toolpack-server features | grep -A 4 weather")
-    listed = command_line.run("features", **site).stdout
-    assert shown in listed
+    output = command_line.run("features", **site).stdout
+    assert expected in output
     assert "weather" not in command_line.run("features").stdout
     assert "weather" not in command_line.run("features", TOOLPACK_FEATURES="-weather", **site).stdout
 
 
 @ISOLATIONS
-def test_its_method_has_the_guarantees_of_a_call(site, tmp_path, isolation):
+def test_feature_method_has_the_guarantees_of_a_call(site, tmp_path, isolation):
     flags = ["--packs", "bank"]
     with server_process.served(tmp_path, *flags, TOOLPACK_ISOLATION=isolation, **site) as server:
         session_id = server.rpc("create_session")["session_id"]
@@ -93,7 +91,7 @@ def test_its_method_has_the_guarantees_of_a_call(site, tmp_path, isolation):
         assert [each.get("routes") for each in described["x-features"] if each["name"] == "weather"] == [["/weather"]]
 
 
-def test_two_workers_share_its_records(site, tmp_path, store_url):
+def test_two_workers_share_records_of_a_feature(site, tmp_path, store_url):
     variables = {"TOOLPACK_SECRET_KEY": "a key for this test alone", **site}
     flags = ["--packs", "bank", "--workers", "2", "--store", store_url("redis")]
     with server_process.served(tmp_path, *flags, **variables) as server:
@@ -104,7 +102,7 @@ def test_two_workers_share_its_records(site, tmp_path, store_url):
         assert [each["sky"] for each in trace] == [str(number) for number in range(12)]
 
 
-def test_its_path_has_the_settings_and_checks_of_all_others(site, tmp_path):
+def test_feature_path_has_the_settings_and_checks_of_all_paths(site, tmp_path):
     variables = {"TOOLPACK_TOKENS": "ann:12345678,bob:87654321", "TOOLPACK_WEATHER_TOWN": "Lyon", **site}
     with server_process.served(tmp_path, "--packs", "bank", **variables) as server:
         url = f"{server.url}/weather"
@@ -121,7 +119,7 @@ def test_a_misspelt_setting_is_reported_at_the_start(site, tmp_path):
         assert "TOOLPACK_WEATHER_TWON isn't a setting: did you mean TOOLPACK_WEATHER_TOWN?" in server.banner
 
 
-def test_its_records_are_readable_without_the_feature(site, tmp_path):
+def test_records_are_readable_without_their_feature(site, tmp_path):
     with server_process.served(tmp_path, "--packs", "bank", **site) as server:
         session_id = server.rpc("create_session")["session_id"]
         server.rpc("note_weather", session_id=session_id, sky="blue", call_id="mine")
@@ -164,15 +162,15 @@ def test_an_upgrade_reads_old_records_or_says_why_not(tmp_path):
 
 
 def test_all_additions_of_the_feature_are_listed(site):
-    listed = command_line.run("features", **site).stdout.partition("\ntide (")[2].partition("\n(")[0]
-    assert "parameters: create_session(tide), list_sessions(tide)" in listed
-    assert "results: Session.tide" in listed
-    assert "routes: /tide" in listed
-    assert "stores: tide" in listed
+    lines = command_line.run("features", **site).stdout.partition("\ntide (")[2].partition("\n(")[0]
+    assert "parameters: create_session(tide), list_sessions(tide)" in lines
+    assert "results: Session.tide" in lines
+    assert "routes: /tide" in lines
+    assert "stores: tide" in lines
 
 
 @ISOLATIONS
-def test_its_session_data_survives_forks_bundles_restarts(site, tmp_path, isolation):
+def test_feature_session_data_survives_forks_bundles_restarts(site, tmp_path, isolation):
     flags, variables = ["--packs", "bank"], {"TOOLPACK_ISOLATION": isolation, **site}
     with server_process.served(tmp_path, *flags, **variables) as server:
         with pytest.raises(Exception, match="tide: 'high' is none: use flood or ebb"):
@@ -188,8 +186,8 @@ def test_its_session_data_survives_forks_bundles_restarts(site, tmp_path, isolat
         assert {each["session_id"] for each in server.rpc("list_sessions", tide="ebb")} == at_ebb
         assert [each["session_id"] for each in server.rpc("list_sessions", tide="flood")] == [ids["flood"]]
         assert len(server.rpc("list_sessions")) == 5
-        shown = {session_id: server.rpc("get_session", session_id=session_id).get("tide") for session_id in at_ebb}
-        assert {*shown.values()} == {"ebb"}
+        tides = {session_id: server.rpc("get_session", session_id=session_id).get("tide") for session_id in at_ebb}
+        assert {*tides.values()} == {"ebb"}
         assert "tide" not in server.rpc("get_session", session_id=plain)
         (described,) = [each for each in server.rpc("rpc.discover")["methods"] if each["name"] == "get_session"]
         assert described["result"]["schema"]["properties"]["tide"]["type"] == "string"
@@ -200,9 +198,9 @@ def test_its_session_data_survives_forks_bundles_restarts(site, tmp_path, isolat
         for session_id in (ids["flood"], plain):
             assert server.call(session_id, "get_balance")["error"] is None
     with server_process.served(tmp_path, *flags) as server:
-        listed = server.rpc("list_sessions")
-        assert len(listed) == 5
-        assert not any("tide" in each for each in listed)
+        summaries = server.rpc("list_sessions")
+        assert len(summaries) == 5
+        assert not any("tide" in each for each in summaries)
         assert server.call(plain, "get_balance")["error"] is None
         with pytest.raises(Exception, match="tide: Extra inputs are not permitted"):
             server.rpc("create_session", tide="ebb")
@@ -212,7 +210,7 @@ def test_its_session_data_survives_forks_bundles_restarts(site, tmp_path, isolat
             assert server.rpc("close_session", session_id=session_id) == 1
 
 
-def test_its_websocket_has_the_access_rules_of_requests(site, tmp_path, store_url):
+def test_feature_websocket_has_the_access_rules_of_requests(site, tmp_path, store_url):
     variables = {"TOOLPACK_SECRET_KEY": "a key for this test alone", "TOOLPACK_TOKENS": "ann:12345678", **site}
     flags = ["--packs", "bank", "--workers", "2", "--store", store_url("redis")]
     with server_process.served(tmp_path, *flags, **variables) as server:
@@ -221,9 +219,9 @@ def test_its_websocket_has_the_access_rules_of_requests(site, tmp_path, store_ur
             assert (refused.status, "token" in refused.body.decode()) == (401, True)
         for _ in range(3):
             with RawWebSocket(port, "/tide", token="12345678") as one:
-                for heard in (1, 2):
+                for number in (1, 2):
                     reply = one.ask({"toolpacks": ["bank"], "tide": "flood"})
-                    assert reply == {"tide": "flood", "heard": heard}
+                    assert reply == {"tide": "flood", "heard": number}
         server.http.headers["Authorization"] = "Bearer 12345678"
         assert len(server.rpc("list_sessions")) == 6
 
@@ -254,7 +252,7 @@ def moored(log: Annotated[Tally, Depends("log")]) -> list[str]:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process", "harbour"])
-def test_its_volumes_operations_and_isolation_combine(site, tmp_path, isolation):
+def test_feature_volumes_operations_and_isolation_combine(site, tmp_path, isolation):
     (tmp_path / "packs").mkdir()
     (tmp_path / "packs" / "pier.py").write_text(PIER, encoding="utf-8")
     flags = ["--packs", "bank,pier", "--pack-dir", str(tmp_path / "packs")]
@@ -280,15 +278,15 @@ def test_its_volumes_operations_and_isolation_combine(site, tmp_path, isolation)
         assert ("toolpack_tide_runs_total" in server.http.get("/metrics").text) == (isolation == "harbour")
     without = {**variables, "TOOLPACK_FEATURES": "-tide", "TOOLPACK_ISOLATION": "thread"}
     with server_process.served(tmp_path, *flags, **without) as server:
-        for method, more in (("get_environment", {}), ("run_function", {"function": "moored"})):
+        for method, params in (("get_environment", {}), ("run_function", {"function": "moored"})):
             with pytest.raises(Exception, match="No feature of this server provides volumes of the kind 'tally'"):
-                server.rpc(method, session_id=session_id, **more)
+                server.rpc(method, session_id=session_id, **params)
         with pytest.raises(Exception, match="provides volumes of the kind 'tally'"):
             server.rpc("create_session", toolpacks=["pier"])
         assert len(server.rpc("get_trace", session_id=session_id)) == 4
 
 
-def test_two_workers_share_its_store(site, tmp_path, store_url):
+def test_two_workers_share_the_store_of_a_feature(site, tmp_path, store_url):
     url = store_url("redis").replace("redis:", "tide:", 1)
     flags = ["--packs", "bank", "--workers", "2", "--store", url]
     variables = {"TOOLPACK_SECRET_KEY": "a key for this test alone", **site}
@@ -309,7 +307,7 @@ def server(site, tmp_path_factory):
         yield running
 
 
-def test_its_page_is_one_of_the_console(page, server):
+def test_feature_page_is_part_of_the_console(page, server):
     session_id = server.rpc("create_session", tide="ebb")["session_id"]
     page.open("#/toolpacks")
     page.click("Tides", "nav a")
@@ -321,9 +319,9 @@ def test_its_page_is_one_of_the_console(page, server):
     page.sees("Runs")
 
 
-def test_its_command_writes_safely_and_check_calls_it(site):
+def test_feature_command_writes_safely_and_check_calls_it(site):
     assert command_line.run("tide", **site).stdout == "At noon, by the \\u001b[1mharbour's\\u001b[0m clock.\n"
-    assert "Say when the tide turns." in command_line.run("--help", **site).stdout
+    assert "Print the time at which the tide turns." in command_line.run("--help", **site).stdout
     checked = command_line.run("check", "--packs", "bank", **site)
     assert (checked.returncode, checked.stderr) == (0, "")
     assert re.search(r"^note: bank\.\w+: 1 loaded$", checked.stdout, re.MULTILINE)

@@ -1,7 +1,7 @@
-"""The guarantees of docs/reference/protocol.md, tested by URL: in both isolations, and with several workers.
+"""The guarantees of docs/reference/protocol.md, tested over HTTP: in both isolations, and with several workers.
 
-The checks are those of `toolpack-server conform`, so other servers of the protocol are held to the same tests.
-`packages/toolpack-conformance/tests` tests that each check finds a server that breaks it.
+The checks are those of `toolpack-server conform`, so other servers of the protocol can run the same tests.
+`packages/toolpack-conformance/tests` tests that each check finds a server without its guarantee.
 """
 
 import sys
@@ -15,7 +15,7 @@ from test_docs import ROOT
 from toolpack_server.packs.loading import load_catalog
 
 PACKAGE = ROOT / "packages" / "toolpack-conformance"
-sys.path.append(str(PACKAGE))  # whether the package is installed or not
+sys.path.append(str(PACKAGE))  # so that the import works even if the package isn't installed
 
 from toolpack_conformance import report  # noqa: E402
 
@@ -24,7 +24,7 @@ PACKS = PACKAGE / "toolpack_conformance" / "packs"
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Remove the time limits, which are meant for servers on their own machines."""
+    """Remove the time limits of the checks, because a machine that also runs other tests may be slow."""
     monkeypatch.setattr(report, "SECONDS_A_REQUEST", PATIENCE)
 
 
@@ -40,7 +40,7 @@ IN_PROCESSES = pytest.param("process", marks=pytest.mark.long)  # a real server 
 @pytest.mark.heavy
 @pytest.mark.parametrize("isolation", ["thread", IN_PROCESSES] if sys.platform == "linux" else ["thread"])
 def test_a_server_in_this_process_keeps_the_guarantees(isolation, monkeypatch):
-    # As many executors as parallel checks: those about deadlines block one for more than a second.
+    # As many executors as parallel checks, because checks of deadlines block an executor for more than a second.
     settings = {"isolation": isolation, "pack_dir": (PACKS,), "packs": ("conform",)}
     settings["queue_timeout_seconds"] = PATIENCE
     monkeypatch.setenv("TOOLPACK_EXECUTORS_MAX", "6")

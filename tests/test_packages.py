@@ -12,10 +12,10 @@ FILES = [path for folder in ROOT.glob("packages/*/toolpack_*") for path in folde
 CORE = "toolpack_server"
 SEAM = {f"{CORE}.features.{name}" for name in ("api.core", "api.http", "api.commands", "api.volumes")}
 PUBLIC = [f"{CORE}.{name}" for name in ("client", "testing", "training")]
-MOST_NAMES = 71  # names of the server that only tools for authors use; this number may only fall
+MOST_NAMES = 71  # number of the server's names that only tools for authors use, which may only fall
 
 
-def imported(path):
+def imported_names(path):
     """Return the modules that a file imports from, each with the names."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -27,12 +27,12 @@ def imported(path):
 @pytest.mark.parametrize("package", ["toolpack-a2a", "toolpack-conformance", "toolpack-trainers"])
 def test_package_imports_only_the_feature_api(package):
     folder = ROOT / "packages" / package
-    modules = {module for path in FILES if path.is_relative_to(folder) for module, _ in imported(path)}
+    modules = {module for path in FILES if path.is_relative_to(folder) for module, _ in imported_names(path)}
     assert {each for each in modules if each.startswith(f"{CORE}.") and not each.startswith(tuple(PUBLIC))} <= SEAM
 
 
 def test_tools_for_authors_import_few_other_names():
-    imports = [each for path in FILES for each in imported(path) if each[0].startswith(f"{CORE}.")]
+    imports = [each for path in FILES for each in imported_names(path) if each[0].startswith(f"{CORE}.")]
     names = {(module, name) for module, names in imports for name in names}
     assert len([each for each in names if each[0] not in SEAM and not each[0].startswith(tuple(PUBLIC))]) <= MOST_NAMES
 

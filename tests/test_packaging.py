@@ -1,4 +1,4 @@
-"""The distribution: its dependencies are its imports, its uvicorn fits, and its sdist passes its own tests."""
+"""The distribution: its dependencies match its imports, it fits its uvicorn, and its sdist passes its own tests."""
 
 import ast
 import inspect
@@ -34,7 +34,7 @@ EXTRAS = (
     "reload",
     "seeded",
     "user",
-)  # needed by parts of the server; the others are for development
+)  # extras with dependencies of the server; the other extras are for development
 
 
 def canonical(name):
@@ -49,7 +49,7 @@ TAKEN_BY_UVICORN = {"httptools", "uvloop"}  # imported if they are installed
 PACKAGES = sorted((ROOT / "packages").glob("*/pyproject.toml"))
 
 
-def declared():
+def declared_dependencies():
     required = [*PROJECT["dependencies"], *(r for extra in EXTRAS for r in PROJECT["optional-dependencies"][extra])]
     return (
         {canonical(re.match(r"[\w.-]+", requirement)[0]) for requirement in required}
@@ -66,15 +66,15 @@ def imported_modules(source):
             yield node.module.partition(".")[0]
 
 
-@pytest.mark.heavy  # it needs all extras
+@pytest.mark.heavy  # this check needs all extras
 def test_imports_match_the_declared_dependencies():
     files = [path for package in ("server", "toolpacks") for path in (ROOT / package).rglob("*.py")]
     modules = {name for path in files for name in imported_modules(path.read_text(encoding="utf-8"))}
     modules -= sys.stdlib_module_names | {"toolpack_server", "toolpacks"} | UNDECLARED
     distributions = packages_distributions()
     requirements = {canonical(distributions[module][0]) for module in modules - {"opentelemetry"}}
-    parts = {name for name in declared() if name.startswith("opentelemetry-")}
-    assert requirements == declared() - parts
+    parts = {name for name in declared_dependencies() if name.startswith("opentelemetry-")}
+    assert requirements == declared_dependencies() - parts
     assert parts <= {canonical(name) for name in distributions["opentelemetry"]}
 
 
@@ -151,7 +151,7 @@ def attributes(node):
 
 
 def attributes_of(owner, node):
-    """Return the places in a class that use an attribute of `self` or of `super()`."""
+    """Return the expressions in a class that use an attribute of `self` or of `super()`."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Attribute):
             value = inner.value.func if isinstance(inner.value, ast.Call) else inner.value
@@ -225,8 +225,8 @@ def sdist(folder):
 def files_in(folder):
     """Return the files under version control; without a repository, the files in the project's folders."""
     if (folder / ".git").exists():
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
-        return {name for name in listed.stdout.split("\0") if name and (folder / name).exists()}
+        process = subprocess.run(["git", "ls-files", "-z"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+        return {name for name in process.stdout.split("\0") if name and (folder / name).exists()}
     folders = (".ci", "docs", "packages", "schemas", "server", "tests", "tools", "toolpacks")
     paths = [path for name in folders for path in (folder / name).rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)) for path in paths if "__pycache__" not in path.parts}

@@ -72,21 +72,21 @@ def commands_and_outputs(block):
     return [tuple(part.partition("\n")[::2]) for part in parts[1:]]
 
 
-def environment(**more):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
-    path = os.pathsep.join([str(Path(sys.base_prefix) / "bin"), kept["PATH"]])  # a python3 that is new enough
-    return kept | {"PATH": path} | more
+def environment(**variables):
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOOLPACK_")}
+    path = os.pathsep.join([str(Path(sys.base_prefix) / "bin"), inherited["PATH"]])  # a python3 that is new enough
+    return inherited | {"PATH": path} | variables
 
 
 @contextmanager
-def serving(command, folder, seconds=PATIENCE, **more):
-    """Run a line that ends with the server. Yield its output when it listens."""
+def serving(command, folder, seconds=PATIENCE, **variables):
+    """Run a command line whose last program is the server. Yield its output when the server listens."""
     log = folder / "server.log"
     with log.open("w") as output:
         process = subprocess.Popen(
             ["bash", "-c", command],
             cwd=folder,
-            env=environment(TOOLPACK_PORT="0", **more),
+            env=environment(TOOLPACK_PORT="0", **variables),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -109,7 +109,7 @@ def serving(command, folder, seconds=PATIENCE, **more):
 
 BANK = {
     "TOOLPACK_PACKS": "bank"
-}  # if no other toolpack is needed: importing AgentDojo's takes as long as everything else
+}  # unless another toolpack is needed, because importing AgentDojo's toolpacks takes most of the time
 
 
 def port_of(banner):
@@ -124,14 +124,14 @@ def masked(text):
     return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "<time>", text)
 
 
-def run_console(pairs, folder, port="8000", **more):
+def run_console(pairs, folder, port="8000", **variables):
     """Run commands in one bash, and return the output of each."""
     script = "".join(f"{command}\necho '{MARK}'\n" for command, _ in pairs)
     ended = subprocess.run(
         ["bash", "-c", script.replace("127.0.0.1:8000", f"127.0.0.1:{port}")],
         check=False,  # some commands must fail
         cwd=folder,
-        env=environment(**more),
+        env=environment(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -144,10 +144,10 @@ def run_console(pairs, folder, port="8000", **more):
     return [output if not output or output.endswith("\n") else output + "\n" for output in outputs[:-1]]
 
 
-def check_console(page, heading, folder, port="8000", **more):
+def check_console(page, heading, folder, port="8000", **variables):
     pairs = [pair for block in blocks(page, heading, "console") for pair in commands_and_outputs(block)]
     assert pairs
-    printed = run_console(pairs, folder, port, **more)
+    printed = run_console(pairs, folder, port, **variables)
     assert masked("".join(printed)) == masked("".join(output for _, output in pairs))
 
 
@@ -176,12 +176,12 @@ def set_up_and_serve():
     return line.strip()
 
 
-def test_the_server_says_what_the_readme_shows(folder):
-    (shown,) = blocks(INSTALL, "The server", "text")
+def test_the_server_prints_the_output_that_the_page_shows(folder):
+    (expected,) = blocks(INSTALL, "The server", "text")
     with serving(set_up_and_serve().split(" && ")[-1], folder) as banner:
         # A new reader doesn't have the packages of these toolpacks; the tests may have them.
         plain = re.sub(r"^  (agentdojo|bfcl|tau2)\b.*\n", "", banner, flags=re.MULTILINE)
-        assert plain.replace(f":{port_of(banner)}", ":8000") == shown
+        assert plain.replace(f":{port_of(banner)}", ":8000") == expected
 
 
 def test_the_first_command_installs_only_this_project():
@@ -193,9 +193,10 @@ def test_the_first_command_installs_only_this_project():
 def test_the_first_command_sets_up_and_serves(tmp_path):
     clone = tmp_path / "clone"
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"))
-    (shown,) = blocks(INSTALL, "The server", "text")
+    (expected,) = blocks(INSTALL, "The server", "text")
     with serving(set_up_and_serve(), clone, seconds=300) as banner:
-        assert banner.replace(f":{port_of(banner)}", ":8000").endswith(shown)  # pip may have printed something before
+        # pip may have printed something before
+        assert banner.replace(f":{port_of(banner)}", ":8000").endswith(expected)
 
 
 @pytest.mark.usefixtures("curl")
@@ -259,12 +260,12 @@ def test_the_skill_for_ports_has_a_test_that_passes(folder):
 
 def test_a_first_session_in_python_has_ten_lines(folder):
     (program,) = blocks("README.md", "A first session", "python")
-    (shown,) = blocks("README.md", "A first session", "text")
-    assert blocks(SESSION, "In Python", "python", "text") == [program, shown]
+    (expected,) = blocks("README.md", "A first session", "text")
+    assert blocks(SESSION, "In Python", "python", "text") == [program, expected]
     assert len(list(filter(None, program.splitlines()))) <= 10
     with serving(".venv/bin/toolpack-server serve", folder, **BANK) as banner:
         (folder / "first.py").write_text(program.replace(":8000", f":{port_of(banner)}"))
-        assert run_console([(".venv/bin/python first.py", "")], folder) == [shown]
+        assert run_console([(".venv/bin/python first.py", "")], folder) == [expected]
 
 
 def test_a_first_sessions_output_is_readable():
@@ -288,10 +289,10 @@ def test_write_a_package(folder):
     (block,) = blocks(WORLDS, "Packages", "console")
     ((command, wrote),) = commands_and_outputs(block)
     (printed,) = run_console([(command, "")], folder)
-    here = ".venv/bin/"  # isn't printed if it is on the PATH
-    assert printed.replace(here, "") == wrote.replace(here, "")
-    (shown,) = blocks(WORLDS, "Packages", "text")
-    assert shown in (folder / "groceries-toolpack" / "pyproject.toml").read_text()
+    prefix = ".venv/bin/"  # the command doesn't print this folder if it is on the PATH
+    assert printed.replace(prefix, "") == wrote.replace(prefix, "")
+    (expected,) = blocks(WORLDS, "Packages", "text")
+    assert expected in (folder / "groceries-toolpack" / "pyproject.toml").read_text()
 
 
 WORLDS, PORT, MOVING = (f"docs/write/{name}.md" for name in ("worlds", "port", "moving"))
@@ -496,23 +497,23 @@ def test_judge_an_a2a_agent(folder):
     (setup,) = blocks(page, "Judge an agent", "sh")
     (program,) = blocks(page, "Judge an agent", "python")
     (block,) = blocks(page, "Judge an agent", "console")
-    ((command, shown),) = commands_and_outputs(block)
+    ((command, expected),) = commands_and_outputs(block)
     (green,) = blocks(page, "Be a green agent", "sh")
     ports = {"9010": str(redis_server.free_port()), "9009": str(redis_server.free_port())}
     with serving(setup, folder) as banner, ExitStack() as stack:
         ports["8000"] = port_of(banner)
 
-        def here(text):
+        def localized(text):
             return re.sub(r"\b(8000|9009|9010)\b", lambda match: ports[match[1]], text)
 
-        (folder / "agent.py").write_text(here(program))
-        for line, port in ((".venv/bin/python agent.py", "9010"), (here(green), "9009")):
+        (folder / "agent.py").write_text(localized(program))
+        for line, port in ((".venv/bin/python agent.py", "9010"), (localized(green), "9009")):
             stack.callback(start_beside(line, folder, ports[port]))
-        (printed,) = run_console([(here(command), "")], folder)
+        (printed,) = run_console([(localized(command), "")], folder)
         run = re.compile("judge=[0-9a-f]{8}")
-        assert run.sub("", masked(printed)) == run.sub("", masked(here(shown)))
+        assert run.sub("", masked(printed)) == run.sub("", masked(localized(expected)))
         (request,) = blocks(page, "Be a green agent", "text")
-        part = {"kind": "text", "text": here(request)}
+        part = {"kind": "text", "text": localized(request)}
         message = {"role": "user", "messageId": "1", "parts": [part], "kind": "message"}
         body = {"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": {"message": message}}
         post = urllib.request.Request(
@@ -677,8 +678,8 @@ def test_the_tree_search_has_thirty_lines():
 def test_operate(folder):
     (make_token,) = (commands_and_outputs(block) for block in blocks("docs/operate/deploy.md", "Tokens", "console"))
     (ask_ready,) = (commands_and_outputs(block) for block in blocks("docs/operate/deploy.md", "Health", "console"))
-    (told,) = run_console(make_token, folder)
-    assert re.sub(r"[\w-]{43}", "<token>", told) == re.sub(r"[\w-]{43}", "<token>", make_token[0][1])
+    (token_output,) = run_console(make_token, folder)
+    assert re.sub(r"[\w-]{43}", "<token>", token_output) == re.sub(r"[\w-]{43}", "<token>", make_token[0][1])
     (line,) = blocks("docs/operate/deploy.md", "Tokens", "sh")
     with serving(line.strip(), folder, **BANK) as banner:
         assert run_console(ask_ready, folder, port_of(banner)) == [output for _, output in ask_ready]
@@ -757,10 +758,10 @@ def test_audit_in_five_minutes(folder):
     (folder / "packs").mkdir()
     (folder / "packs" / "pantry.py").write_text(blocks("docs/write/tasks.md", "In one sitting", "python")[0])
     (block,) = blocks("docs/write/tasks.md", "Audit", "console")
-    ((command, shown),) = commands_and_outputs(block)
+    ((command, expected),) = commands_and_outputs(block)
     (printed,) = run_console([(command, "")], folder)
     timing = re.compile(r" in [\d.]+ s \(\d+/s\)")
-    assert timing.sub("", printed) == timing.sub("", shown)
+    assert timing.sub("", printed) == timing.sub("", expected)
 
 
 @pytest.mark.parametrize(
@@ -770,8 +771,8 @@ def test_ci_runs_the_test_command_and_the_other_checks(flags, headings):
     documented = [blocks("docs/internals/develop.md", heading, "sh") for heading in headings]
     commands = "".join(itertools.chain(blocks("README.md", "Test", "sh"), *documented))
     printing = [ROOT / ".ci" / "run", *flags, "--print"]
-    taken = subprocess.run(printing, stdout=subprocess.PIPE, text=True, check=True).stdout
-    assert taken == commands
+    output = subprocess.run(printing, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert output == commands
 
 
 RUN = {
@@ -817,7 +818,7 @@ RUN = {
     ("docs/train/rollouts.md", "Fork at a step"),
     ("docs/train/values.md", "One rollout"),
     ("docs/train/values.md", "Training with advantages"),
-    ("docs/train/trainers.md", "ORS"),  # if the client is installed
+    ("docs/train/trainers.md", "ORS"),  # runs if the client is installed
     ("docs/train/trainers.md", "OpenEnv"),  # likewise
     ("docs/evaluate/a2a.md", "Judge an agent"),
     ("docs/evaluate/a2a.md", "Be a green agent"),
@@ -878,10 +879,10 @@ ONLY_SHOWN = {  # text that no program reads: maps, and the output of a server a
 def test_every_code_block_is_run_or_named_here():
     fences = [line for text in PAGES.values() for line in re.findall(r"^ *(```.*)$", text, re.MULTILINE)]
     assert set(fences) == {"```", "```sh", "```console", "```python", "```text", "```toml"}
-    places = {
+    locations = {
         (page, heading) for page, text in PAGES.items() for heading in re.findall(r"^## (.*)$", text, re.MULTILINE)
     }
-    assert {place for place in places if blocks(*place, "sh", "console", "python")} == RUN | NOT_RUN
+    assert {location for location in locations if blocks(*location, "sh", "console", "python")} == RUN | NOT_RUN
     printed = {
         (INSTALL, "The server"),
         (SESSION, "In Python"),
@@ -900,8 +901,8 @@ def test_every_code_block_is_run_or_named_here():
     printed |= {(WORLDS, "Packages"), ("docs/evaluate/a2a.md", "Be a green agent")}
     printed |= {("docs/evaluate/faults.md", "In one sitting"), ("docs/evaluate/faults.md", "Variants of tasks")}
     printed |= {(WHY, "A run"), (MOVING, "A first world that moves")}
-    assert {place for place in places if blocks(*place, "text")} == ONLY_SHOWN | printed
-    outside = [line for place in NOT_RUN for block in blocks(*place, "sh") for line in block.splitlines()]
+    assert {location for location in locations if blocks(*location, "text")} == ONLY_SHOWN | printed
+    outside = [line for location in NOT_RUN for block in blocks(*location, "sh") for line in block.splitlines()]
     assert all(
         line.startswith(("docker ", "export ", "kubectl ", "python3 -m venv ", ".venv/bin/", ".ci/run"))
         for line in outside
@@ -956,16 +957,16 @@ def test_llms_txt_is_made_from_the_index():
 
 
 def test_the_map_of_the_code_shows_every_package_and_module():
-    (shown,) = blocks("docs/internals/develop.md", "Where things are", "text")
-    there = {
+    (expected,) = blocks("docs/internals/develop.md", "Where things are", "text")
+    present = {
         path.name + "/" if path.is_dir() else path.stem
         for path in SERVER.iterdir()
         if not path.name.startswith("__") and (path.suffix == ".py" or any(path.glob("*.*")))
     }
-    shown = shown.partition("\ntoolpacks/")[0]
-    assert set(re.findall(r"^  (\w+/?)", shown, re.MULTILINE)) == there
+    expected = expected.partition("\ntoolpacks/")[0]
+    assert set(re.findall(r"^  (\w+/?)", expected, re.MULTILINE)) == present
     features = {f"{path.parent.name}/" for path in (SERVER / "features").glob("*/__init__.py")}
-    assert set(re.findall(r"^    (\w+/)", shown, re.MULTILINE)) == features
+    assert set(re.findall(r"^    (\w+/)", expected, re.MULTILINE)) == features
 
 
 def test_prose_fits_into_120_columns():

@@ -10,7 +10,7 @@ import pytest
 from serving import PATIENCE
 
 ROOT = Path(__file__).parent.parent
-# The number of repeats of a fragment. With so many, exponential time never ends, but quadratic time doesn't matter.
+# The number of repeats of a fragment. A pattern with exponential time never ends, and quadratic time is still short.
 TIMES = 300
 
 

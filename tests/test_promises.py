@@ -30,16 +30,16 @@ class Guarantee(NamedTuple):
     tests: list[str]
 
 
-def listed(page):
+def list_of(page):
     """Return the list of a page: for each heading the guarantees, or the reason why there is none."""
     section = re.search(rf"^## {re.escape(page)}\n(.*?)(?=^## |\Z)", LIST, re.MULTILINE | re.DOTALL)[1]
-    found = {}
+    entries = {}
     for heading, below in re.findall(r"^### (.*)\n((?:(?!### ).*\n?)*)", section, re.MULTILINE):
         why = re.fullmatch(r"\s*- (.+)\s*", below)
         groups = re.findall(r"((?:^\S.*\n)+)((?:^ +\S.*\n?)+)", below, re.MULTILINE)
         guarantees = [Guarantee(line, tests.split()) for lines, tests in groups for line in lines.splitlines()]
-        found[heading] = why[1] if why else guarantees
-    return found
+        entries[heading] = why[1] if why else guarantees
+    return entries
 
 
 def sections(text):
@@ -70,7 +70,7 @@ def differences(text, of_page):
     for heading, guarantees in of_page.items():
         rest = sentences(on_page.get(heading, []))
         for beginning, _ in [] if isinstance(guarantees, str) else guarantees:
-            at = next((place for place, each in enumerate(rest) if each.startswith(beginning)), None)
+            at = next((position for position, each in enumerate(rest) if each.startswith(beginning)), None)
             if at is None:
                 yield f"not below {heading}, or elsewhere: {beginning}"
                 continue
@@ -90,14 +90,14 @@ def names_in(file):
 @pytest.mark.parametrize("page", PAGES)
 def test_every_heading_and_guarantee_is_listed_verbatim(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert [*differences(text, listed(page))] == [], f"correct the list of {page} in tests/promises.txt"
+    assert [*differences(text, list_of(page))] == [], f"correct the list of {page} in tests/promises.txt"
 
 
 def test_every_test_in_the_list_exists():
     named = [
         test.partition("::")
         for page in PAGES
-        for guarantees in listed(page).values()
+        for guarantees in list_of(page).values()
         for each in ([] if isinstance(guarantees, str) else guarantees)
         for test in each.tests
     ]
@@ -107,16 +107,16 @@ def test_every_test_in_the_list_exists():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_added_headings_and_moved_guarantees_are_noticed(page):
-    text, of_page = (ROOT / page).read_text(encoding="utf-8"), listed(page)
+    text, of_page = (ROOT / page).read_text(encoding="utf-8"), list_of(page)
     assert len([*differences(f"{text}\n## Another\n\nAnd nobody waits.\n", of_page)]) == 1
-    heading, (one, other, *more) = next(
+    heading, (one, other, *others) = next(
         (heading, each) for heading, each in of_page.items() if not isinstance(each, str) and len(each) > 1
     )
-    gone = Guarantee("This is said on no page, and no caller waits.", one.tests)
-    for changed in ([gone, other, *more], [other, one, *more]):
+    removed = Guarantee("This is said on no page, and no caller waits.", one.tests)
+    for changed in ([removed, other, *others], [other, one, *others]):
         assert len([*differences(text, of_page | {heading: changed})]) == 1
 
 
 def test_all_pages_are_listed_and_no_heading_is_empty():
     assert re.findall(r"^## (.*)", LIST, re.MULTILINE) == PAGES
-    assert [heading for page in PAGES for heading, each in listed(page).items() if not each] == []
+    assert [heading for page in PAGES for heading, each in list_of(page).items() if not each] == []

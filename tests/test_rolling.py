@@ -49,7 +49,7 @@ def note(diary: Annotated[Diary, Depends("diary")], text: str, seconds: float) -
 """
 SHUTDOWN_DELAY_SECONDS = 1.0
 ASK_SECONDS = 0.05  # between two checks of a server by the balancer
-SLOW_SECONDS = 1.5 * SHUTDOWN_DELAY_SECONDS  # a call from before the signal ends while the server refuses new ones
+SLOW_SECONDS = 1.5 * SHUTDOWN_DELAY_SECONDS  # calls from before the signal end while new calls are refused
 CALLS_BETWEEN = 60  # calls of all clients together, before and after each server is replaced
 
 
@@ -160,12 +160,12 @@ class Caller(threading.Thread):
 
 
 def by_client(url, session_id, seconds, ended):
-    """Use our client, with a kept connection and without retries."""
+    """Call by our client, with a kept connection and without retries."""
     client = ended.enter_context(Client(url, retries=0))
     return lambda text: client.run_function(session_id, "note", {"text": text, "seconds": seconds})
 
 
-def posted(http, url, session_id, seconds, text):
+def post(http, url, session_id, seconds, text):
     params = {"session_id": session_id, "function": "note", "kwargs": {"text": text, "seconds": seconds}}
     answer = http.post(f"{url}/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
     assert answer.status_code == 200, answer.text
@@ -173,17 +173,17 @@ def posted(http, url, session_id, seconds, text):
 
 
 def by_http(url, session_id, seconds, ended):
-    """Use plain HTTP on a kept connection."""
+    """Call by plain HTTP on a kept connection."""
     http = ended.enter_context(httpx.Client(timeout=serving.PATIENCE))
-    return lambda text: posted(http, url, session_id, seconds, text)
+    return lambda text: post(http, url, session_id, seconds, text)
 
 
 def by_curl(url, session_id, seconds, _ended):
-    """Use plain HTTP with a new connection for each call, so that each may reach another server."""
+    """Call by plain HTTP with a new connection for each call, so that each call may reach another server."""
 
     def call(text):
         with httpx.Client(timeout=serving.PATIENCE) as http:
-            return posted(http, url, session_id, seconds, text)
+            return post(http, url, session_id, seconds, text)
 
     return call
 

@@ -99,9 +99,11 @@ def test_a_class_name_has_one_meaning(nodes):
         if path.relative_to(SERVER).parts[0] in OUTSIDE_THE_SERVER:
             continue
         names = {node.name.lstrip("_") for node in nodes[path] if isinstance(node, ast.ClassDef)}
-        for named in names:
-            classes.setdefault(named, []).append(name(path))
-    assert {named: paths for named, paths in classes.items() if len(paths) > 1 and named not in SHARED_NAMES} == {}
+        for names_in in names:
+            classes.setdefault(names_in, []).append(name(path))
+    assert {
+        names_in: paths for names_in, paths in classes.items() if len(paths) > 1 and names_in not in SHARED_NAMES
+    } == {}
 
 
 def package_of(module):
@@ -157,13 +159,13 @@ def test_no_any_replaces_a_class_of_the_server(nodes):
     assert names == ALLOWED_ANYS.keys()
 
 
-def named(nodes):
+def names_in(nodes):
     """Return the names in the code of these nodes, and its texts of one word, without docstrings and comments."""
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
             yield node.value
         yield from (
-            found for kind in ("id", "attr", "arg", "name") if isinstance(found := getattr(node, kind, ""), str)
+            value for kind in ("id", "attr", "arg", "name") if isinstance(value := getattr(node, kind, ""), str)
         )
 
 
@@ -171,7 +173,7 @@ def test_the_core_names_no_feature(nodes):
     features = re.compile(rf"({'|'.join(FEATURES)})", re.IGNORECASE)
     for path in FILES:
         if not path.is_relative_to(SERVER / "features") and name(path).split("/")[0] not in COMBINING_ALL:
-            used = {each for each in named(nodes[path]) if features.search(each)} - ORDINARY_NAMES
+            used = {each for each in names_in(nodes[path]) if features.search(each)} - ORDINARY_NAMES
             assert not used, name(path)
 
 
@@ -183,8 +185,8 @@ def test_only_one_module_has_the_numbers_of_errors(nodes):
         negative = [
             each.operand for each in nodes[path] if isinstance(each, ast.UnaryOp) and isinstance(each.op, ast.USub)
         ]
-        found = {-each.value for each in negative if isinstance(each, ast.Constant)}
-        assert not found & numbers, name(path)
+        error_numbers = {-each.value for each in negative if isinstance(each, ast.Constant)}
+        assert not error_numbers & numbers, name(path)
 
 
 def test_only_one_module_creates_the_servers_logger():

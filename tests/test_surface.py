@@ -1,4 +1,4 @@
-"""A break of the public surface is found and must be in CHANGELOG.md. An addition breaks nothing."""
+"""The check for breaks of the public surface: a break must be in CHANGELOG.md, and an addition isn't a break."""
 
 import copy
 import json
@@ -134,7 +134,7 @@ def test_a_removed_kind_of_record_is_a_break():
 
 
 def python(**names):
-    """Describe a module that has these names."""
+    """Return the description of a module that has these names."""
     module = types.ModuleType("described")
     vars(module).update(names, __all__=[*names])
     surface = Surface()
@@ -170,7 +170,7 @@ def with_less_options(**options: Unpack[LessOptions]) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "found"),
+    ("before", "now", "expected"),
     [
         (plain, without_a_parameter, {("toolpack_server.it(size)", "is gone")}),
         (plain, with_a_required_one, {("toolpack_server.it", "now: needs colour")}),
@@ -197,8 +197,8 @@ def with_less_options(**options: Unpack[LessOptions]) -> None: ...
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
-def test_breaks_of_signatures(before, now, found):
-    assert set(breaks(python(it=before), python(it=now))) == found
+def test_breaks_of_signatures(before, now, expected):
+    assert set(breaks(python(it=before), python(it=now))) == expected
 
 
 def test_an_attribute_may_move_to_a_base_class():
@@ -349,7 +349,7 @@ def test_entries_come_from_breaking_in_unreleased():
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Write files of a project whose last release had three things, one of which is left."""
+    """Write files of a project. Its last release had three names, and two of them are removed now."""
     for name in ("RELEASED", "CHANGELOG", "PROJECT"):
         monkeypatch.setattr(surface, name, tmp_path / name)
     surface.PROJECT.write_text('[project]\nname = "x"\nversion = "0.1.0"\n')
@@ -386,8 +386,8 @@ def test_a_release_keeps_the_surface_and_begins_a_new_section(files):
     package = files.PACKAGES[0].read_text()
     assert package == 'version = "0.2.0"\ndependencies = ["click>=8.1", "toolpack-server==0.2.0"]\n'
     assert "## Unreleased\n\n## 0.2.0\n\n- `create_session` is quicker." in files.CHANGELOG.read_text()
-    kept = json.loads(files.RELEASED.read_text())
-    assert kept == {"version": "0.2.0", "surface": {"toolpack_sessions": {"gives": ["is a gauge"]}}}
+    stored_surface = json.loads(files.RELEASED.read_text())
+    assert stored_surface == {"version": "0.2.0", "surface": {"toolpack_sessions": {"gives": ["is a gauge"]}}}
     assert run().output == "1 thing, 0 breaks since 0.2.0.\n"
 
 

@@ -1,4 +1,4 @@
-"""`toolpack_server.testing`: a session in a test is a real one, and raises the functions' exceptions."""
+"""`toolpack_server.testing`: a session in an author's test is a real session, and raises the functions' exceptions."""
 
 import asyncio
 import os
@@ -66,8 +66,8 @@ def get_balance(account: Current) -> int:
 async def send(account: Current, amount: int, day: date = date(2026, 1, 1)) -> dict[str, object]:
     """Send money.
 
-    :param amount: How much.
-    :param day: When.
+    :param amount: The amount of money.
+    :param day: The day of the payment.
     """
     account.balance -= amount
     await asyncio.sleep(0)
@@ -79,13 +79,13 @@ async def send(account: Current, amount: int, day: date = date(2026, 1, 1)) -> d
 
 @bank.function
 def keep(env: Annotated[Env, Depends(lambda env: env)]) -> None:
-    """Keep what can't be kept."""
+    """Store a value that can't be stored."""
     env.anything = print
 
 
 @bank.function
 def strange() -> object:
-    """Give what has no JSON form."""
+    """Return a value without a JSON form."""
     return object()
 
 
@@ -145,7 +145,7 @@ def test_run_raises_the_error_that_an_agent_would_get(session):
     assert session.version == 0
 
 
-def test_forks_and_resets():
+def test_a_session_can_be_forked_and_reset():
     with Session(bank) as session:
         session.run("send", amount=10)
         first, second = session.fork(count=2)
@@ -162,7 +162,7 @@ def test_forks_and_resets():
         session.run("get_balance")
 
 
-def test_options_and_several_toolpacks():
+def test_a_session_takes_options_and_several_toolpacks():
     files = Toolpack.from_class("files", foreign.FileSystem)
     with Session(bank, files, options={"bank": {"balance": 5}}) as session:
         assert session.run("get_balance") == 5
@@ -182,11 +182,11 @@ def test_options_and_several_toolpacks():
 
 
 def test_a_session_with_a_task_is_evaluated():
-    def found(rollout):
+    def check_balance(rollout):
         return float(rollout.answer == "5" and not rollout.calls)
 
     pack = Toolpack("quiz", Env, [])
-    pack.add_task(Task("sum", "What is 2 + 3?", found))
+    pack.add_task(Task("sum", "What is 2 + 3?", check_balance))
     with Session(pack, task="quiz/sum") as session:
         assert session.evaluate()["reward"] == 0
         assert session.evaluate(answer="5")["reward"] == 1

@@ -1,9 +1,9 @@
 """The number of Python function calls between a request's bytes and those of its answer.
 
-A clock can't show a small slowdown: each step is within the noise, and a hundred steps aren't. The counts here are
-exact on any machine. They include each start of a Python function and each resumption of a generator (`call` of
-`sys.setprofile`) in all threads of the server, with uvicorn, jsonrpcserver and pydantic. uvloop and httptools are used,
-so neither the event loop nor the HTTP parser is Python.
+A clock can't show a small slowdown, because it is within the noise, although a hundred small slowdowns aren't. The
+counts here are exact on any machine. They include each start of a Python function and each resumption of a generator
+(`call` of `sys.setprofile`) in all threads of the server, with uvicorn, jsonrpcserver and pydantic. The tests use
+uvloop and httptools, so neither the event loop nor the HTTP parser is Python.
 
 Not counted:
 
@@ -12,10 +12,11 @@ Not counted:
 - executors' own processes
 
 Requests come one after the other on one connection, with a token, to a store in SQLite. The count of a request is the
-least between the beginnings of two requests; that of an episode is the sum over its requests. Two sources of noise are
-switched off: every call counts as quick, because slow ones take a longer path, and the deadlines' watcher doesn't tick,
-because the first job after a tick wakes it. One remains, of 24 calls in an episode: the store searches for its
-`call_id` among the ids of sessions, and reads one more if another session follows.
+least number of calls between the beginnings of two requests. The count of an episode is the sum over its requests.
+
+Two sources of noise are switched off. Every call counts as quick, because slow calls take a longer way. The watcher of
+deadlines doesn't tick, because the first job after a tick wakes it. A third source remains, with 24 function calls in
+an episode: the store searches for its `call_id` among the ids of sessions, and reads another row if one follows.
 
 The limits may only fall. An increase needs a line in CHANGELOG.md that names its benefit.
 """
@@ -72,7 +73,7 @@ OLD_MCP = "2025-06-18"
 
 
 class Counted:
-    """A server that counts its function calls, with a session for each toolpack."""
+    """A server with a session for each toolpack. It counts the function calls that a request takes."""
 
     def __init__(self, frames, folder, **settings):
         settings_of_server = {"data_dir": folder, "pack_dir": (serving.PACKS,), "packs": NAMES, **settings}
@@ -98,12 +99,12 @@ class Counted:
 
         return self._least([[one()] for _ in range(WARM + REQUESTS)], b'"error":null', b'"isError":false')
 
-    def of_door(self, way):
+    def of_door(self, door):
         """Count an episode, or a call in one."""
         number = range(WARM + REQUESTS)
-        if way == "episode of ORS":
-            return self._least([ors_episode(f"{next(self._call_ids)}-{way}") for _ in number], b'"sid"', b'"ok":true')
-        if way == "call of NeMo Gym":
+        if door == "episode of ORS":
+            return self._least([ors_episode(f"{next(self._call_ids)}-{door}") for _ in number], b'"sid"', b'"ok":true')
+        if door == "call of NeMo Gym":
             ((reply,),) = self.server.burst([[request("/seed_session", {"task": TASK})]])
             (session,) = re.findall(rb"toolpack_session=(\w+)", reply)
             call = request(f"/{TOOL}", {}, {"Cookie": f"toolpack_session={session.decode()}"})
@@ -121,9 +122,9 @@ class Counted:
         requests = [each for group in groups for each in group]
         (replies,) = self.server.burst([requests], lambda: counts.append(self._frames.counted.total()))
         assert all(any(text in reply for text in right) for reply in replies)
-        taken = [after - before for before, after in itertools.pairwise(counts)]
+        counts_of_requests = [after - before for before, after in itertools.pairwise(counts)]
         size = len(groups[0])
-        return sum(min(taken[WARM * size + place :: size]) for place in range(size))
+        return sum(min(counts_of_requests[WARM * size + index :: size]) for index in range(size))
 
 
 def ors_episode(sid):
@@ -178,7 +179,7 @@ WAYS = {
 @pytest.mark.parametrize("way", MOST)
 def test_a_call_takes_no_more_function_calls_than_it_did(servers, way):
     call, how = WAYS[way]
-    # On a busy machine, a function that was slow once may take the slower path from then on, so try again.
+    # On a busy machine, a function that was slow once may take the longer way from then on, so try again.
     counts = []
     while len(counts) < ATTEMPTS and not (counts and counts[-1] <= MOST[way]):
         isolation = "process" if "executor" in way else "thread"
@@ -200,5 +201,5 @@ def test_concurrent_calls_on_a_session_are_one_commit(servers):
     call |= {"function": "add", "kwargs": {"amount": 1}}
     together = [[post("/rpc", "run_function", call)]] * 8
     commits = [server.commits() for _ in range(30) if server.burst(together)]
-    # On a busy machine some batches are cut in two, but not all.
+    # On a busy machine some batches are cut in two, but never all.
     assert min(after - before for before, after in itertools.pairwise(commits[10:])) == 1

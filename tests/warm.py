@@ -1,9 +1,9 @@
-"""The command `toolpack-server` in separate processes that begin with the server's modules imported.
+"""The command `toolpack-server` in separate processes that have already imported the server's modules.
 
-Imports take most of a command's start, and the tests start hundreds. Such a process is forked from one that has only
-imported the server, like a worker. It behaves like a started process: its module, arguments, variables, folder,
-session, signals and standard streams are its own. If variables change Python's own start, or another program runs, the
-process is really started.
+Imports take most of the time in which a command starts, and the tests start hundreds of commands. So a command is
+forked from an *origin*, a process that has only imported the server. It behaves like a started process: its module,
+arguments, variables, folder, session, signals and standard streams are its own. If variables change how Python itself
+starts, or if another program runs, a new process is started instead.
 """
 
 import array
@@ -63,9 +63,9 @@ class Warm(subprocess.Popen[Any]):
             return
         streams = [arguments["p2cread"], arguments["c2pwrite"], arguments["errwrite"]]
         streams = [number if stream == -1 else stream for number, stream in enumerate(streams)]
-        asked = {"argv": [*args][len(PROGRAM) :], "env": env, "cwd": str(arguments["cwd"] or Path.cwd())}
-        asked["session"] = arguments["start_new_session"]
-        self.pid = Warm._origin.ask(asked, streams)
+        request = {"argv": [*args][len(PROGRAM) :], "env": env, "cwd": str(arguments["cwd"] or Path.cwd())}
+        request["session"] = arguments["start_new_session"]
+        self.pid = Warm._origin.ask(request, streams)
         self.forked = self._child_created = True
         self._close_pipe_fds(*(arguments[name] for name in PIPES))
 
@@ -93,7 +93,7 @@ class Warm(subprocess.Popen[Any]):
 
 
 class Origin:
-    """The forking process, as the tests see it."""
+    """The test's connection to the origin, the process that forks commands."""
 
     def __init__(self) -> None:
         self.owner, self._lock = os.getpid(), threading.Lock()
@@ -105,11 +105,11 @@ class Origin:
         theirs.close()
         atexit.register(self.close)
 
-    def ask(self, asked: dict[str, Any], streams: Sequence[int] = ()) -> Any:
-        """Fork a process and return its id, or return the status of one, which is None while it lives."""
+    def ask(self, request: dict[str, Any], streams: Sequence[int] = ()) -> Any:
+        """Let the origin fork a process and return its id, or return a process's status, None while it lives."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))] if streams else []
         with self._lock:
-            self._ours.sendmsg([json.dumps(asked).encode()], rights)
+            self._ours.sendmsg([json.dumps(request).encode()], rights)
             return json.loads(self._ours.recv(2**10))
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Origin:
 
 
 def main(control: socket.socket) -> None:
-    """Fork the requested processes and report how they ended, until the tests end."""
+    """Run the origin: fork the requested processes and report their statuses, until the tests end."""
     del sys.path[0]  # remove this folder
     folder = Path(str(importlib.import_module("toolpack_server").__file__)).parent / "features"
     paths = folder.rglob("feature.py")
@@ -147,9 +147,9 @@ def main(control: socket.socket) -> None:
             os.close(stream)
 
 
-def become(asked: dict[str, Any], streams: list[int]) -> None:
+def become(request: dict[str, Any], streams: list[int]) -> None:
     """Turn this process into the requested one."""
-    if asked["session"]:
+    if request["session"]:
         os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
@@ -161,11 +161,11 @@ def become(asked: dict[str, Any], streams: list[int]) -> None:
         stream = io.TextIOWrapper(raw, old.encoding, old.errors, write_through=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    os.chdir(asked["cwd"])
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(asked["env"])
-    sys.argv = ["toolpack-server", *asked["argv"]]
-    sys.path.insert(0, asked["cwd"])
+    os.environ.update(request["env"])
+    sys.argv = ["toolpack-server", *request["argv"]]
+    sys.path.insert(0, request["cwd"])
     runpy.run_module("toolpack_server", run_name="__main__", alter_sys=True)
     raise SystemExit
 

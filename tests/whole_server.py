@@ -1,7 +1,7 @@
-"""A whole server in this process, HTTP included, with connections without sockets, to measure a call without noise.
+"""A whole server in this process, with HTTP but without sockets, to count the work of a call without noise.
 
-Only the system's sockets are replaced. Threads and event loop are those of a worker. Counts and measures cover the time
-from a request's bytes to those of its answer.
+Its threads and event loop are those of a worker. Counts and measurements cover the time from a request's bytes to those
+of its answer.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ from toolpack_server.web.app import create_app
 from toolpack_server.web.http_server import HttpServer
 from toolpack_server.wiring.service import Service
 
-IDLE_SECONDS = 3600  # so that a connection stays open between two bursts
+IDLE_SECONDS = 3600  # the server keeps a connection open between two bursts
 CHUNKED, LAST_CHUNK = b"\r\ntransfer-encoding: chunked\r\n", b"0\r\n\r\n"
 TOKEN = "a-token-for-this-server"
 TESTS = str(Path(__file__).parent)
 
 
-TIMERS = {"deadlines", "leases", "checkpoints"}  # threads that work now and then, independently of calls
+TIMERS = {"deadlines", "leases", "checkpoints"}  # threads that work from time to time, independently of calls
 
 
 class Frames:
     """Counts the calls of Python functions in the threads of a server that is started while it is `watching`.
 
     Attributes:
-        counted: For each function, by file and name, the number of calls since the last clearing; without those of
-            tests.
+        counted: The number of calls since the last clearing, by file and name of the function. Functions of the tests
+            aren't counted.
     """
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ def _nothing() -> None:
 
 
 class Transport:
-    """A connection's transport. Written data goes to `answered`."""
+    """Transport of a connection without a socket. It passes written data to `answered`."""
 
     def __init__(self, answered: Callable[[bytes], None]) -> None:
         self.answered = answered
-        self.protocol: Any = None  # its owner after it became a WebSocket
+        self.protocol: Any = None  # the owner of the connection after it became a WebSocket
         self._closing = False
 
     def write(self, data: bytes) -> None:
@@ -101,7 +101,7 @@ class Connection:
 
     Attributes:
         begins: Called on the event loop before each request.
-        finish: Called there when all of them are answered.
+        finish: Called on the event loop when all requests are answered.
     """
 
     def __init__(self, protocol: Any, pieces: int) -> None:
@@ -115,7 +115,7 @@ class Connection:
         protocol.connection_made(self._transport)
 
     def send(self, requests: Sequence[bytes]) -> None:
-        """Send the first of these requests, and each other one when the one before it is answered."""
+        """Send these requests, each when the previous request is answered."""
         self._left, self.replies = [*reversed(requests)], []
         self._next()
 
@@ -137,11 +137,11 @@ class Connection:
 
 
 class Clients:
-    """Clients of a server whose event loop runs in another thread.
+    """Clients of a server that runs its event loop in another thread.
 
     Args:
         protocol: Creates the server's end of a connection.
-        pieces: The number of pieces in which the server writes a reply.
+        pieces: The number of writes that the server uses for a reply.
     """
 
     def __init__(
@@ -159,12 +159,12 @@ class Clients:
         Args:
             begins: Called on the event loop before each request.
         """
-        done, left = threading.Event(), [len(requests)]
+        all_replied, remaining = threading.Event(), [len(requests)]
 
         def finished() -> None:
-            left[0] -= 1
-            if not left[0]:
-                done.set()
+            remaining[0] -= 1
+            if not remaining[0]:
+                all_replied.set()
 
         def begin() -> None:
             for connection, some in zip(self._connections, requests, strict=False):
@@ -172,7 +172,7 @@ class Clients:
                 connection.send(some)
 
         self._loop.call_soon_threadsafe(begin)
-        assert done.wait(PATIENCE), "there was no answer"
+        assert all_replied.wait(PATIENCE), "there was no answer"
         return [connection.replies for connection in self._connections[: len(requests)]]
 
 
@@ -194,7 +194,7 @@ class WholeServer:
     """The server, with the settings of a worker and an owner's token."""
 
     def __init__(self, catalog: Catalog, connections: int = 8, **settings: Any) -> None:
-        patient = {"receive_seconds": 10_800}  # on a busy machine a burst takes long
+        patient = {"receive_seconds": 10_800}  # because a burst takes long on a busy machine
         self.settings = Settings(**{"tokens": f"owner:{TOKEN}", "log_calls": "json", **patient, **settings})
         self.service = Service(self.settings, catalog)
         self._app = create_app(self.service)

@@ -1,6 +1,6 @@
-"""AgentDojo, for the test files that import this module. If it isn't installed, they are skipped.
+"""AgentDojo, for the test files that import this module. If it isn't installed, these files are skipped.
 
-Its toolpacks import it without the clients of all model vendors.
+Like the server's toolpacks, this module imports AgentDojo without its clients of model vendors.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""A table of toolpacks with one mistake each, and of what `check` prints of them."""
+"""A table of toolpacks with one mistake each, and of the lines that `check` prints about them."""
 
 import re
 
@@ -32,26 +32,26 @@ def check(*arguments):
 
 
 def assert_findings(folder, name, *, called):
-    """Write a toolpack of `WRONG` under a name that no module has, check it, and compare what is printed."""
+    """Write a toolpack of `WRONG` under an unused module name, check it, and compare the printed lines."""
     code, findings = WRONG[name]
     file = folder / f"wrong_{name}.py"
     file.write_text(code, encoding="utf-8")
-    expected = [said for when, said in findings if called or when == "says"]
+    expected = [text for when, text in findings if called or when == "says"]
     status, lines, output = check("--pack-dir", folder, "--calls" if called else "--no-calls")
     assert len(lines) == len(expected), output
-    for line, said in zip(lines, expected, strict=True):
-        assert re.fullmatch(pattern(said, file), line), f"\n{line}\n{said}"
-    assert status == (0 if all(said.startswith("note: ") for said in expected) else 1)
+    for line, text in zip(lines, expected, strict=True):
+        assert re.fullmatch(pattern(text, file), line), f"\n{line}\n{text}"
+    assert status == (0 if all(text.startswith("note: ") for text in expected) else 1)
     assert bool(expected) == (output != "1 toolpack with 1 function: no problems.\n")
     assert "/toolpack_server/" not in output.partition("ImportError")[0]
     return expected
 
 
-def pattern(said, file):
+def pattern(finding, file):
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         if mark := re.search(r"# (HERE|THERE)$", line):
-            said = re.sub(rf"\b{mark[1]}\b", f"FILE:{number}", said)
-    text = said.replace("FILE", str(file)).replace("MODULE", file.stem)
+            finding = re.sub(rf"\b{mark[1]}\b", f"FILE:{number}", finding)
+    text = finding.replace("FILE", str(file)).replace("MODULE", file.stem)
     return ".*".join(map(re.escape, text.split("…")))
 
 
@@ -62,8 +62,8 @@ def read_table(table):
     for name, findings, code in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
         assert name not in cases, name
         begin = IMPORTS + (UNNAMED if "toolpack." in code and "toolpack = " not in code else "")
-        said = [(when, text.replace("\n      ", " ").strip()) for when, text in FINDING.findall(findings)]
-        cases[name] = begin + code, said
+        texts = [(when, text.replace("\n      ", " ").strip()) for when, text in FINDING.findall(findings)]
+        cases[name] = begin + code, texts
     return cases
 
 

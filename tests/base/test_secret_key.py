@@ -13,7 +13,7 @@ from toolpack_server.base.secret_key import secret_key
 from toolpack_server.base.settings import Settings
 
 
-def made(folder, **settings):
+def server_key(folder, **settings):
     return secret_key(Settings(data_dir=folder, **settings))
 
 
@@ -36,16 +36,16 @@ def umask(request):
 
 @pytest.mark.usefixtures("umask")
 def test_only_the_servers_user_may_read_a_generated_key(tmp_path):
-    made(tmp_path / "data")
+    server_key(tmp_path / "data")
     (file,) = (tmp_path / "data").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_a_key_is_generated_once_and_is_long(tmp_path):
-    key = made(tmp_path / "a" / "b")
+    key = server_key(tmp_path / "a" / "b")
     assert len(key) == 64
-    assert made(tmp_path / "a" / "b") == key == (tmp_path / "a" / "b" / "secret.key").read_bytes()
-    assert made(tmp_path / "c") != key
+    assert server_key(tmp_path / "a" / "b") == key == (tmp_path / "a" / "b" / "secret.key").read_bytes()
+    assert server_key(tmp_path / "c") != key
 
 
 def test_concurrent_servers_create_one_key_and_leave_no_files(tmp_path):
@@ -53,7 +53,7 @@ def test_concurrent_servers_create_one_key_and_leave_no_files(tmp_path):
 
     def make(_number):
         start.wait(PATIENCE)
-        return made(tmp_path)
+        return server_key(tmp_path)
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(make, range(8)))) == 1
@@ -61,12 +61,12 @@ def test_concurrent_servers_create_one_key_and_leave_no_files(tmp_path):
 
 
 def test_a_configured_key_is_used_and_none_is_generated(tmp_path):
-    assert made(tmp_path / "none", secret_key="one of sixteen or more") == b"one of sixteen or more"
+    assert server_key(tmp_path / "none", secret_key="one of sixteen or more") == b"one of sixteen or more"
     assert not (tmp_path / "none").exists()
 
 
 def test_in_memory_each_server_has_its_own_unwritten_key(tmp_path):
-    keys = {made(tmp_path / "none", store="memory:") for _ in range(3)}
+    keys = {server_key(tmp_path / "none", store="memory:") for _ in range(3)}
     assert [len(key) for key in keys] == [32] * 3
     assert not (tmp_path / "none").exists()
 
@@ -74,7 +74,7 @@ def test_in_memory_each_server_has_its_own_unwritten_key(tmp_path):
 @pytest.mark.parametrize("store", ["redis://localhost/0", "rediss://localhost/0"])
 def test_servers_that_share_a_redis_need_a_configured_key(tmp_path, store):
     with pytest.raises(SettingsError, match="set TOOLPACK_SECRET_KEY"):
-        made(tmp_path / "none", store=store)
+        server_key(tmp_path / "none", store=store)
     assert not (tmp_path / "none").exists()
 
 
@@ -82,7 +82,7 @@ def test_a_key_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(SettingsError, match=r"(The key .* can't be (read|created): |is not a folder: )") as wrong:
-            made(folder)
+            server_key(folder)
         assert "TOOLPACK_SECRET_KEY" not in str(wrong.value)  # a server with another key couldn't read stored sessions
 
 

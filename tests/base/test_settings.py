@@ -19,7 +19,7 @@ def clean(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def test_the_defaults():
+def test_defaults_need_no_environment_variables():
     settings = load_settings()
     assert (settings.host, settings.port, settings.workers) == ("127.0.0.1", 8000, 1)
     assert settings.store_url == "sqlite:///.toolpack-server/sessions.db"
@@ -38,7 +38,7 @@ def test_lists_are_separated_by_commas_and_folders_by_colons(monkeypatch):
     assert tokens == {"ann": "one-token", "bob": "t:w=o-token"}
 
 
-def test_a_flag_wins_over_the_environment_and_none_is_no_flag(monkeypatch):
+def test_a_flag_overrides_the_environment_unless_it_is_none(monkeypatch):
     monkeypatch.setenv("TOOLPACK_PORT", "9000")
     monkeypatch.setenv("TOOLPACK_HOST", "::1")
     settings = load_settings(port=9001, host=None, pack_dir=(Path("x"),))
@@ -122,7 +122,7 @@ def test_an_empty_variable_means_no_tokens(monkeypatch):
     assert load_settings().tokens == {}
 
 
-def test_secrets_are_not_shown():
+def test_settings_are_shown_without_secrets():
     settings = Settings(tokens={"ann": "very-secret"}, secret_key="also very secret")
     assert "secret" not in repr(settings).replace("secret_key", "")
 
@@ -143,7 +143,7 @@ def test_loopback_needs_no_tokens(host):
     check_exposure(Settings(host=host))
 
 
-def test_each_of_several_owners_gets_half(monkeypatch):
+def test_a_share_is_half_of_a_limit_if_there_are_several_owners(monkeypatch):
     assert load_settings().share(8) == 8
     assert load_settings(tokens_file=Path("tokens")).share(8) == 4
     monkeypatch.setenv("TOOLPACK_TOKENS", "ann:one-token")
@@ -153,7 +153,7 @@ def test_each_of_several_owners_gets_half(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "output"),
     [
         ("sqlite:///a@b/sessions.db", "sqlite:///a@b/sessions.db"),
         ("redis://host:6379/0", "redis://host:6379/0"),
@@ -164,5 +164,5 @@ def test_each_of_several_owners_gets_half(monkeypatch):
         ("postgresql://u:s3cret@first,second/db?sslpassword=s3cret", "postgresql://…@first,second/db?sslpassword=…"),
     ],
 )
-def test_a_store_is_shown_without_passwords(url, shown):
-    assert Settings(store=url).store_url.shown == shown
+def test_a_store_is_shown_without_passwords(url, output):
+    assert Settings(store=url).store_url.shown == output

@@ -1,4 +1,4 @@
-"""Texts of agents and functions can't control an operator's terminal; their JSON stays the same."""
+"""Control characters in texts of agents and functions are escaped on an operator's terminal, but not in JSON output."""
 
 import contextlib
 import io
@@ -69,8 +69,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def place(folder):
-    """Start a server with a session whose agent has put harmful texts in every possible place."""
+def session_options(folder):
+    """Start a server, and a session in which an agent has put harmful texts in every possible field.
+
+    Return the command's options for this server, and the session's id.
+    """
     with running(load_catalog((folder,), ("said",)), store="memory:", log_calls="off") as url, Client(url) as client:
         session = client.create_session(task="said/one", labels={"run": HOSTILE})
         with client.agent(session) as agent:
@@ -84,10 +87,10 @@ def place(folder):
 
 @given(some.text())
 def test_a_line_stays_one_printable_line(text):
-    written = io.StringIO()
-    with contextlib.redirect_stdout(written):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         echo(text)
-    assert written.getvalue() == f"{printable(text)}\n"
+    assert output.getvalue() == f"{printable(text)}\n"
     assert printable(text).isprintable()
     if text.isprintable():
         assert printable(text) == text
@@ -99,10 +102,10 @@ def test_json_stays_the_same_json(value):
 
 
 @pytest.mark.parametrize("command", ["list", "env", "diff", "trace", "export", "evaluate", "evaluate -"])
-def test_texts_of_agents_are_escaped(command, place):
-    where, session_id = place
-    name, *more = command.split()
-    flags = ["--trajectories", "-"] if more else []
+def test_texts_of_agents_are_escaped(command, session_options):
+    where, session_id = session_options
+    name, *arguments = command.split()
+    flags = ["--trajectories", "-"] if arguments else []
     of = [] if name in ("list", "evaluate") else [session_id]
     words = [name] if name == "evaluate" else ["session", name]
     texts = [on_a_terminal(*words, *where, *flags, *of, status=name == "evaluate")]
@@ -115,8 +118,8 @@ def test_texts_of_agents_are_escaped(command, place):
 
 
 def test_texts_of_functions_are_escaped(folder):
-    said = ["call", "--pack-dir", folder, "--packs", "said", "say", f"word={HOSTILE}".replace("\0", "")]
-    assert_escaped(on_a_terminal(*said))
+    command = ["call", "--pack-dir", folder, "--packs", "said", "say", f"word={HOSTILE}".replace("\0", "")]
+    assert_escaped(on_a_terminal(*command))
 
 
 def assert_escaped(text):

@@ -27,20 +27,20 @@ def packs():
 @pytest.fixture
 def builds(monkeypatch):
     """A list that records each environment that AgentDojo builds."""
-    counted = []
+    built = []
     build = TaskSuite.load_and_inject_default_environment
 
     def counting(suite, injections):
-        counted.append(suite.name)
+        built.append(suite.name)
         return build(suite, injections)
 
     monkeypatch.setattr(TaskSuite, "load_and_inject_default_environment", counting)
-    return counted
+    return built
 
 
 def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return process.returncode, process.stdout, process.stderr
 
 
 def check_without(module):
@@ -133,7 +133,7 @@ def test_loading_does_not_import_clients_of_model_vendors():
     assert out.split() == ["False", "False", "False", "True", "True", "module", "True"]
 
 
-def test_suite_that_a_fork_adds_becomes_a_toolpack():
+def test_suite_added_by_a_fork_of_agentdojo_is_a_toolpack():
     status, out, err = run(
         "import copy\n"
         "from agentdojo.task_suite import load_suites\n"

@@ -107,8 +107,8 @@ def test_questions_are_asked_in_forks_of_the_filled_session(bench):
     agent(bench, filled, "core_memory_add", key="first_name", value="Michael")
     for answer, passed in (("Your name is michael.", True), ("I do not know", False)):
         (fork,) = bench.rpc("fork_session", session_id=filled["session_id"])
-        said = agent(bench, fork, "core_memory_retrieve", key="first_name")
-        assert said["result"] == {"value": "Michael"}
+        envelope = agent(bench, fork, "core_memory_retrieve", key="first_name")
+        assert envelope["result"] == {"value": "Michael"}
         bench.rpc("submit_answer", agent_key=fork["agent_path"].rpartition("/")[2], answer=answer)
         task = "bfcl-memory-kv/memory_kv_0-customer-0"
         assert bench.rpc("evaluate_session", session_id=fork["session_id"], task=task)["passed"] is passed

@@ -95,8 +95,8 @@ def test_amounts_are_compared_by_value(bench, name, spell):
 def test_answer_that_merely_contains_the_number_fails(bench, name):
     calls, answer = solution(bench, name)
     for wrong in (r"9\g<0>", *([] if re.search(r"\d[:-]\d", answer) else [r"-\g<0>"])):
-        said = re.sub(r"(?<![\d.:-])\d+(\.\d+)?", wrong, answer)
-        assert not attempt(bench, name, calls, said)["passed"], said
+        wrong_answer = re.sub(r"(?<![\d.:-])\d+(\.\d+)?", wrong, answer)
+        assert not attempt(bench, name, calls, wrong_answer)["passed"], wrong_answer
 
 
 LENIENT = {
@@ -120,16 +120,16 @@ def test_solution_passes_unless_the_fault_is_permanent(bench, name):
             params = {"function": call["function"], "kwargs": call["kwargs"]}
             for _ in range(1 if permanent else 3):
                 reply = bench.rpc("run_function", agent_key=key, **params)
-                seen = bench.rpc("get_trace", session_id=session["session_id"])[-1].get("perturbed", {"run": True})
-                if seen["run"] if variant == "phantom" else reply["error"] is None or variant == "lost":
+                perturbed = bench.rpc("get_trace", session_id=session["session_id"])[-1].get("perturbed", {"run": True})
+                if perturbed["run"] if variant == "phantom" else reply["error"] is None or variant == "lost":
                     break
         verdict = bench.rpc("evaluate_session", session_id=session["session_id"], answer=answer)
-        passed = not permanent or "lost" not in variants  # if nothing must be changed, the answer alone passes
-        assert (verdict["passed"], verdict["valid"], verdict["perturbed"].keys()) == (passed, True, {"0"}), variant
+        may_pass = not permanent or "lost" not in variants  # a task without changes passes by its answer alone
+        assert (verdict["passed"], verdict["valid"], verdict["perturbed"].keys()) == (may_pass, True, {"0"}), variant
 
 
 def test_solution_says_which_calls_are_missing(bench):
-    """One call is as in the solution, but written otherwise; another one is similar to a call of the solution."""
+    """One call equals a call of the solution except for its spelling. Another call is only similar to one."""
     session_id = bench.rpc("create_session", task="bank/moving-out")["session_id"]
     calls = bench.rpc("get_solution", session_id=session_id)["calls"]
     assert [*map(sorted, calls)] == [["by", "function", "kwargs"]] * len(calls)
@@ -138,8 +138,8 @@ def test_solution_says_which_calls_are_missing(bench):
     )
     bench.rpc("run_function", session_id=session_id, function="send_money", kwargs={**send["kwargs"], "amount": "1"})
     bench.rpc("run_function", session_id=session_id, function="cancel_standing_order", kwargs={"order_id": 99})
-    written = {name: str(value) for name, value in cancel["kwargs"].items()}
-    bench.rpc("run_function", session_id=session_id, function="cancel_standing_order", kwargs=written)
+    texts = {name: str(value) for name, value in cancel["kwargs"].items()}
+    bench.rpc("run_function", session_id=session_id, function="cancel_standing_order", kwargs=texts)
     solution = bench.rpc("get_solution", session_id=session_id)
     assert [call for call in solution["calls"] if "path_index" in call] == [{**cancel, "path_index": 2}]
     assert solution["rest"] == [call for call in solution["calls"] if "path_index" not in call]

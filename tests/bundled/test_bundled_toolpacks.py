@@ -58,24 +58,24 @@ def call(pack, environment, name, arguments):
     return runtime.run_function(environment, name, arguments, raise_on_error=True)[0]
 
 
-def mutable_parts(thing, found=None):
-    found = {} if found is None else found
-    if isinstance(thing, Enum) or id(thing) in found:
-        return found
-    if isinstance(thing, BaseModel):
-        found[id(thing)] = thing
-        children = [*thing.__dict__.values(), *(thing.__pydantic_private__ or {}).values()]
-    elif isinstance(thing, dict):
-        found[id(thing)] = thing
-        children = [*thing, *thing.values()]
-    elif isinstance(thing, list | set | tuple):
-        found[id(thing)] = thing
-        children = list(thing)
+def mutable_parts(value, objects=None):
+    objects = {} if objects is None else objects
+    if isinstance(value, Enum) or id(value) in objects:
+        return objects
+    if isinstance(value, BaseModel):
+        objects[id(value)] = value
+        children = [*value.__dict__.values(), *(value.__pydantic_private__ or {}).values()]
+    elif isinstance(value, dict):
+        objects[id(value)] = value
+        children = [*value, *value.values()]
+    elif isinstance(value, list | set | tuple):
+        objects[id(value)] = value
+        children = list(value)
     else:
-        return found
+        return objects
     for child in children:
-        mutable_parts(child, found)
-    return found
+        mutable_parts(child, objects)
+    return objects
 
 
 # Both toolpacks
@@ -142,21 +142,21 @@ def test_money_is_never_created_or_lost(moves):
     world = bank.open_bank()
     account, savings = world.account, world.savings
     before, lines = account.balance + savings.balance, len(account.transactions)
-    sent = Decimal(0)
+    total_sent = Decimal(0)
     for name, amount in moves:
         try:
             if name == "send_money":
                 bank.send_money(account, savings, world.today, recipient=SHOP, amount=amount, subject="Groceries")
-                sent += amount
+                total_sent += amount
             else:
                 getattr(bank, name)(account, savings, world.today, amount)
         except ValueError:
             continue
     assert account.balance >= 0
     assert savings.balance >= 0
-    assert account.balance + savings.balance + sent == before
+    assert account.balance + savings.balance + total_sent == before
     new = account.transactions[lines:]
-    assert sum(line.amount for line in [*new, *savings.transactions]) == -sent
+    assert sum(line.amount for line in [*new, *savings.transactions]) == -total_sent
 
 
 def test_cents_stay_exact_although_agents_send_json_numbers(account_world):
@@ -277,10 +277,12 @@ def test_attachment_and_drive_share_one_file_object(office):
 def test_environment_from_json_shares_objects_with_the_same_id(office):
     workspace.delete_file(office.drive, office.me, 1)
     workspace.send_mail(office, [NORA], "Budget", "See above.", attachments=[2])
-    again = workspace.toolpack.parse(office.model_dump(mode="json"))
-    assert 1 not in again.drive.files
-    assert again.mailbox.mails[50].attachments[0] is again.mailbox.mails[56].attachments[0] is again.drive.files[2]
-    assert again.mailbox.mails[47].event is again.calendar.events[25]
+    rebuilt = workspace.toolpack.parse(office.model_dump(mode="json"))
+    assert 1 not in rebuilt.drive.files
+    assert (
+        rebuilt.mailbox.mails[50].attachments[0] is rebuilt.mailbox.mails[56].attachments[0] is rebuilt.drive.files[2]
+    )
+    assert rebuilt.mailbox.mails[47].event is rebuilt.calendar.events[25]
 
 
 def test_ids_are_never_reused(office):

@@ -88,7 +88,7 @@ def test_times_of_a_parents_records_count_in_a_fork(bench):
     assert Player(bench, fork).play([("order", {"item": "lamp"})])["reactions"] == verdict["reactions"]
 
 
-def test_a_reset_forgets_the_reactions_of_before(bench):
+def test_a_reset_forgets_earlier_reactions(bench):
     player = Player(bench, bench.rpc("create_session", task="errands/swim-lane"))
     solution = TASKS["errands/swim-lane"].solution
     player.play(solution[:1])

@@ -169,5 +169,5 @@ def test_shell_line_uses_little_memory(tmp_path, command):
         assert tracemalloc.get_traced_memory()[1] < 200 * 2**20
     finally:
         tracemalloc.stop()
-    written = sum(path.lstat().st_size for path in tmp_path.rglob("*") if path.is_file())
-    assert written < 6 * 2**20 + 2**24
+    size = sum(path.lstat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert size < 6 * 2**20 + 2**24

@@ -45,7 +45,7 @@ NOW = dt.datetime.fromisoformat("2024-05-15T12:00:00.123456")
 
 
 class StillClock(dt.datetime):
-    """A `datetime.datetime` for the tools whose `now` is fixed. Its instances are ordinary datetimes."""
+    """A `datetime.datetime` with a fixed `now`, for the tools. Its instances are ordinary datetimes."""
 
     def __new__(cls, *args, **kwargs):
         return dt.datetime.__new__(dt.datetime, *args, **kwargs)
@@ -239,9 +239,9 @@ def test_ground_truths_give_equal_results_in_the_remote_runtime(client, name):
     runtime_class = RecordedRemoteRuntime.bind(client, f"agentdojo-{name}")
     for task_id, run in expected(name).items():
         remote = run_task(name, tasks(name)[task_id], runtime_class)
-        for index, (there, here) in enumerate(zip(remote.calls, run.calls, strict=True)):
-            if there != here or there.outcome() != here.outcome():
-                problems.append(f"{task_id}, call {index}: {there} instead of {here}")
+        for index, (remote_call, local_call) in enumerate(zip(remote.calls, run.calls, strict=True)):
+            if remote_call != local_call or remote_call.outcome() != local_call.outcome():
+                problems.append(f"{task_id}, call {index}: {remote_call} instead of {local_call}")
         if changes := difference(run.after, remote.after):
             problems.append(f"{task_id}: the environment ends differently: {changes}")
         if remote.judged != run.judged:
@@ -261,20 +261,25 @@ def errors_of(function):
 
 @pytest.mark.parametrize("name", SUITES)
 def test_errors_have_equal_texts(client, name):
-    here, there = LocalRuntime(suite(name).tools), RemoteRuntime.bind(client, f"agentdojo-{name}")(suite(name).tools)
-    remote, here.calls, problems, kinds = start(name).model_copy(deep=True), [], [], set()
+    local_runtime, remote_runtime = (
+        LocalRuntime(suite(name).tools),
+        RemoteRuntime.bind(client, f"agentdojo-{name}")(suite(name).tools),
+    )
+    remote, local_runtime.calls, problems, kinds = start(name).model_copy(deep=True), [], [], set()
     for function in suite(name).tools:
         for kwargs in errors_of(function):
             local = start(name).model_copy(deep=True)  # a copy, because a failed call may leave it half changed
-            result, error = here.run_function(local, function.name, kwargs)
+            result, error = local_runtime.run_function(local, function.name, kwargs)
             if error is None:
                 continue
             text = INFORMATION_LINE.sub("", error)
             kinds.add(text.partition(":")[0])
-            if there.run_function(remote, function.name, kwargs) != (result, text):
-                problems.append(f"{function.name}({kwargs}): {there.run_function(remote, function.name, kwargs)}")
+            if remote_runtime.run_function(remote, function.name, kwargs) != (result, text):
+                problems.append(
+                    f"{function.name}({kwargs}): {remote_runtime.run_function(remote, function.name, kwargs)}"
+                )
             with pytest.raises(Exception) as raised:  # noqa: PT011 - compared with AgentDojo's error
-                there.run_function(remote, function.name, kwargs, raise_on_error=True)
+                remote_runtime.run_function(remote, function.name, kwargs, raise_on_error=True)
             if error_text(raised.value) != text:
                 problems.append(f"{function.name}({kwargs}) raised {raised.value!r}")
     assert difference(start(name), remote) is None

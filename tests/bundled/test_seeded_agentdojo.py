@@ -59,32 +59,32 @@ def states(bench, session_id):
 
 @pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.long)])
 def test_solutions_repeat_exactly_in_seeded_sessions(step, tmp_path):
-    with process_bench() as whole:
+    with process_bench() as uninterrupted:
         tasks, expected = {}, {}
         for pack in PACKS:
-            solutions = tasks_of(whole, pack)[::step]
+            solutions = tasks_of(uninterrupted, pack)[::step]
             assert len(solutions) >= 18 // step
             tasks |= solutions
         for task, calls in tasks.items():
-            session_id = begin(whole, task)
-            expected[task] = run(whole, session_id, calls), states(whole, session_id)
+            session_id = begin(uninterrupted, task)
+            expected[task] = run(uninterrupted, session_id, calls), states(uninterrupted, session_id)
             assert None not in expected[task][1]
     store, key = f"sqlite:///{tmp_path}/s.db", b"another key, of another server!!"
-    begun = {}
+    session_ids = {}
     with process_bench(store=store, key=key) as first:
         for task, calls in tasks.items():
-            begun[task] = begin(first, task)
-            assert run(first, begun[task], calls[: len(calls) // 2]) == expected[task][0][: len(calls) // 2]
+            session_ids[task] = begin(first, task)
+            assert run(first, session_ids[task], calls[: len(calls) // 2]) == expected[task][0][: len(calls) // 2]
     with process_bench(store=store, key=key) as second:
         for task, calls in tasks.items():
             half = len(calls) // 2
-            version = second.version(begun[task])
-            (fork,) = second.rpc("fork_session", session_id=begun[task], version=version)
+            version = second.version(session_ids[task])
+            (fork,) = second.rpc("fork_session", session_id=session_ids[task], version=version)
             answers, digests = expected[task]
-            assert run(second, begun[task], calls[half:]) == answers[half:], task
-            assert states(second, begun[task]) == digests, task
+            assert run(second, session_ids[task], calls[half:]) == answers[half:], task
+            assert states(second, session_ids[task]) == digests, task
             if version == half:  # because the fork's clock then continues where the session's does
                 assert run(second, fork["session_id"], calls[half:]) == answers[half:], task
                 assert states(second, fork["session_id"]) == digests[half:], task
-            replayed = second.rpc("replay_session", session_id=begun[task])
+            replayed = second.rpc("replay_session", session_id=session_ids[task])
             assert (replayed["complete"], replayed.get("diverged")) == (True, None), task

@@ -26,7 +26,7 @@ from tools.parity import differences
 from tools.tau2_parity import compare_task
 
 SAMPLE = [
-    *(("retail", f"task_{number}") for number in (0, 12, 33)),  # One call of task 12 raises.
+    *(("retail", f"task_{number}") for number in (0, 12, 33)),  # A call of task 12 raises an exception.
     ("airline", "task_14"),
     *(("telecom", f"task_{number}") for number in (0, 158, 700, 1500, 2284)),
 ]
@@ -56,8 +56,8 @@ def test_all_tasks_are_listed_with_tau2s_splits(bench):
         ("airline", 50, {"train": 30, "test": 20}),
         ("telecom", 2285, {"train": 74, "test": 40, "other": 2171}),
     ):
-        listed = bench.rpc("list_tasks", toolpack=f"tau2-{domain}", limit=1)
-        assert (listed["total"], listed["splits"]) == (total, splits)
+        page = bench.rpc("list_tasks", toolpack=f"tau2-{domain}", limit=1)
+        assert (page["total"], page["splits"]) == (total, splits)
     assert bench.rpc("list_tasks", toolpack="tau2-telecom", tags=["small"], limit=1)["total"] == 20
 
 
@@ -164,8 +164,8 @@ def test_prompt_of_the_user_equals_tau2s(bench):
 def test_variants_fail_a_solution_that_checks_nothing(bench, domain, name):
     task, rewards, phantoms = f"tau2-{domain}/{name}", {}, {}
     for variant in (None, *bench.rpc("get_task", task=task)["variants"]):
-        given = {"perturbations": {"variant": variant}} if variant else {}
-        session = bench.rpc("create_session", task=task, **given)
+        variant_params = {"perturbations": {"variant": variant}} if variant else {}
+        session = bench.rpc("create_session", task=task, **variant_params)
         keys = {who: each["agent_path"].rpartition("/")[2] for who, each in session["participants"].items()}
         solution = bench.rpc("get_solution", session_id=session["session_id"])
         for call in solution["calls"]:

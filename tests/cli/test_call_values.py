@@ -1,4 +1,4 @@
-"""Arguments of the command `call`: it reads them by the function's schema."""
+"""Arguments of the command `call`: the function's schema decides how they are parsed."""
 
 from datetime import date
 from enum import StrEnum

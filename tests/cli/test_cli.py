@@ -72,7 +72,7 @@ def test_list_shows_packs_and_functions():
     lines = result.output.splitlines()
     assert lines[0] == f"ledger ({serving.PACKS}/ledger.py)"
     assert "  add(amount): Add an entry and get the sum." in lines
-    assert "  total() [read-only]: Get the sum of all entries." in lines
+    assert "  total() [read-only]: Return the sum of all entries." in lines
     assert f"vault ({serving.PACKS}/vault.py, opt-in)" in lines
 
 
@@ -127,7 +127,7 @@ toolpack.add_event(name="open", call="knock", by="agent", notice="The door opens
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["fly"], "ToolNotFoundError: The requested function `fly` is not available."),
         (["add_then", "how=raise"], "LookupError: half of it is done"),
@@ -141,10 +141,10 @@ toolpack.add_event(name="open", call="knock", by="agent", notice="The door opens
         (["add", "amount=NaN"], "input_value='NaN'"),
     ],
 )
-def test_call_prints_errors_to_stderr(arguments, said):
+def test_call_prints_errors_to_stderr(arguments, message):
     result = invoke("call", *FIXTURES, *arguments)
     assert result.exit_code != 0
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stdout == ""
 
 
@@ -217,13 +217,13 @@ HEAD = "HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n"
 def test_token_for_a_server_comes_from_an_option_or_a_variable(serve_answer):
     url = serve_answer('HTTP/1.0 401 Unauthorized\r\n\r\n{"error": {"message": "Send the header Authorization."}}')
     result = invoke("session", "list", "--url", url)
-    said = f"{url} requires a valid token: give one with --token, or as TOOLPACK_TOKEN."
-    assert (result.exit_code, result.stderr) == (1, f"Error: {said}\n")
+    message = f"{url} requires a valid token: give one with --token, or as TOOLPACK_TOKEN."
+    assert (result.exit_code, result.stderr) == (1, f"Error: {message}\n")
 
 
 @pytest.mark.parametrize("command", [["call", "add"], ["list"], ["session", "list"], ["session", "trace", "x"]])
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ('{"result": null}', "have the expected form (result: "),
         ('{"result": {"session_id": 1}}', "have the expected form (result"),
@@ -238,12 +238,12 @@ def test_token_for_a_server_comes_from_an_option_or_a_variable(serve_answer):
         (HEAD + "{", "can't be reached: IncompleteRead(1 bytes read, 998 more expected). Is the server running?"),
     ],
 )
-def test_reply_of_the_wrong_shape_is_a_one_sentence_error(serve_answer, command, answer, said):
+def test_reply_of_the_wrong_shape_is_a_one_sentence_error(serve_answer, command, answer, message):
     is_http = answer[:1] in {"{", "["}
     url = serve_answer(f"HTTP/1.0 200 OK\r\n\r\n{answer}" if is_http else answer)
     result = invoke(*command, "--url", url)
     assert result.exit_code == 1
-    assert said in result.stderr
+    assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert result.stdout == ""
 
@@ -254,18 +254,18 @@ def test_serve_prints_address_toolpacks_and_a_first_command(tmp_path):
         assert first == f"Toolpack Server listens on {server.url}, store memory:"
         assert "  vault: 4 functions (opt-in)" in rest
         assert rest[-3] == "Try:"
-        tried = subprocess.run(rest[-2], shell=True, capture_output=True, text=True, timeout=PATIENCE, check=True)
-        session = json.loads(tried.stdout)["result"]
+        process = subprocess.run(rest[-2], shell=True, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        session = json.loads(process.stdout)["result"]
         assert session["toolpacks"] == ["ledger", "bank"]
-        here = invoke("call", "--url", server.url, "--session", session["session_id"], "add", "amount=4")
-        assert json.loads(here.stdout) == 4
+        result = invoke("call", "--url", server.url, "--session", session["session_id"], "add", "amount=4")
+        assert json.loads(result.stdout) == 4
         assert server.call(session["session_id"], "total")["result"] == 4
         away = invoke("call", "--url", server.url, "add", "amount=5")
         assert json.loads(away.stdout) == 5
         assert [s["session_id"] for s in server.rpc("list_sessions")] == [session["session_id"]]
-        gone = invoke("call", "--url", server.url, "--session", "unknown", "add", "amount=5")
-        assert gone.exit_code == 1
-        assert "No session has this id" in gone.stderr
+        unknown = invoke("call", "--url", server.url, "--session", "unknown", "add", "amount=5")
+        assert unknown.exit_code == 1
+        assert "No session has this id" in unknown.stderr
 
 
 def test_serve_does_not_print_the_password_of_the_store(capsys):
@@ -283,7 +283,7 @@ def test_serve_prints_an_address_for_an_mcp_client(capsys, tokens):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["serve", "--host", "0.0.0.0"], "docker run -p 8000:8000 -v toolpack-data:/data -e TOOLPACK_TOKENS="),
         (["serve", "--port", "70000"], "TOOLPACK_PORT: "),
@@ -293,10 +293,10 @@ def test_serve_prints_an_address_for_an_mcp_client(capsys, tokens):
         (["serve", "--packs", "nowhere"], "no module has a toolpack 'nowhere'; found: "),
     ],
 )
-def test_serve_rejects_invalid_settings_in_one_sentence(tmp_path, arguments, said):
+def test_serve_rejects_invalid_settings_in_one_sentence(tmp_path, arguments, message):
     result = run_here(*arguments, "--data-dir", str(tmp_path), TOOLPACK_PORT="0")
     assert result.returncode == 1
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -360,29 +360,29 @@ def two_workers_without_a_database(folder):
 def a_store_in_use(folder):
     (folder / "sessions.db.lock").touch(mode=0o600)
     lock = (folder / "sessions.db.lock").open()
-    held.append(lock)
+    resources.append(lock)
     fcntl.flock(lock, fcntl.LOCK_EX)
     return ["--data-dir", str(folder)]
 
 
 def a_port_in_use(folder):
     listener = socket.create_server(("127.0.0.1", 0))
-    held.append(listener)
+    resources.append(listener)
     return ["--data-dir", str(folder), "--port", str(listener.getsockname()[1])]
 
 
-held = []
+resources = []
 
 
 @pytest.fixture
 def release_resources():
     yield
-    while held:
-        held.pop().close()
+    while resources:
+        resources.pop().close()
 
 
 @pytest.mark.parametrize(
-    ("prepare", "arguments", "said"),
+    ("prepare", "arguments", "message"),
     [
         (a_file_as_data, [], "can't be opened: its folder is a file. Choose another --store."),
         (no_database, [], "sessions.db can't be opened: file is not a database. Choose another file."),
@@ -396,7 +396,7 @@ def release_resources():
     ],
 )
 @pytest.mark.usefixtures("release_resources")
-def test_failed_start_prints_only_one_sentence(tmp_path, prepare, arguments, said):
+def test_failed_start_prints_only_one_sentence(tmp_path, prepare, arguments, message):
     variables = {"TOOLPACK_PORT": "0", "TOOLPACK_SECRET_KEY": "0123456789abcdef"}
     result = (run_here if prepare is nothing else run)(
         "serve", "--packs", "bank", *prepare(tmp_path), *arguments, **variables
@@ -405,7 +405,7 @@ def test_failed_start_prints_only_one_sentence(tmp_path, prepare, arguments, sai
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
     assert line.startswith("toolpack-server: ")
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")

@@ -14,7 +14,7 @@ new = partial(command_line.invoke, "new")
 
 
 @pytest.mark.parametrize(
-    ("flags", "listed", "passed"),
+    ("flags", "names", "passed_count"),
     [
         ([], "buy milk", "2 passed"),
         (["--dir", "sub"], "buy milk", "2 passed"),
@@ -23,7 +23,7 @@ new = partial(command_line.invoke, "new")
     ids=["here", "elsewhere", "database"],
 )
 @pytest.mark.heavy
-def test_printed_commands_of_new_work_unchanged(tmp_path, monkeypatch, flags, listed, passed):
+def test_printed_commands_of_new_work_unchanged(tmp_path, monkeypatch, flags, names, passed_count):
     monkeypatch.chdir(tmp_path)
     printed = new("chores", *flags).output
     commands = [line.strip() for line in printed.partition("Try:\n")[2].splitlines()]
@@ -35,7 +35,7 @@ def test_printed_commands_of_new_work_unchanged(tmp_path, monkeypatch, flags, li
     ]
     check, call, test, _serve = commands
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    for command, says in ((check, "1 toolpack with 3 functions: no problems."), (call, listed), (test, passed)):
+    for command, says in ((check, "1 toolpack with 3 functions: no problems."), (call, names), (test, passed_count)):
         ended = subprocess.run(
             ["bash", "-c", command],
             env=os.environ | {"PATH": path},
@@ -54,8 +54,8 @@ def test_package_has_the_same_toolpack_and_test_as_the_file(tmp_path, monkeypatc
     printed = new("my_chores", "--package", *flags).output
     new("my_chores", *flags)
     project = tmp_path / "my-chores-toolpack"
-    written = [line.removeprefix("wrote ") for line in printed.splitlines() if line.startswith("wrote ")]
-    assert sorted(written) == sorted(str(path.relative_to(tmp_path)) for path in project.rglob("*") if path.is_file())
+    files = [line.removeprefix("wrote ") for line in printed.splitlines() if line.startswith("wrote ")]
+    assert sorted(files) == sorted(str(path.relative_to(tmp_path)) for path in project.rglob("*") if path.is_file())
     toolpack = (project / "src" / "my_chores_toolpack" / "__init__.py").read_text()
     assert toolpack == (tmp_path / "packs" / "my_chores.py").read_text()
     test = (tmp_path / "tests" / "test_my_chores.py").read_text().partition("import toolpack\n")[2]

@@ -102,11 +102,11 @@ red, blue, grey = box("red", True), box("blue", True), box("grey", False)
 
 def test_call_lists_the_candidates_of_an_ambiguous_function(tmp_path):
     (tmp_path / "boxes.py").write_text(BOXES)
-    here = ["call", "--pack-dir", str(tmp_path)]
-    assert run_json(*here, "put", "x=1") == ["1 in grey"]  # the other two are opt-in
-    assert run_json(*here, "red.put", "x=1", "--", "blue.put", "x=2") == ["1 in red", "2 in blue"]
-    assert run_json(*here, "red.put", "x=1") == ["1 in red"]
-    result = invoke(*here, "--packs", "red,blue", "put", "x=1")
+    command = ["call", "--pack-dir", str(tmp_path)]
+    assert run_json(*command, "put", "x=1") == ["1 in grey"]  # the other two toolpacks are opt-in
+    assert run_json(*command, "red.put", "x=1", "--", "blue.put", "x=2") == ["1 in red", "2 in blue"]
+    assert run_json(*command, "red.put", "x=1") == ["1 in red"]
+    result = invoke(*command, "--packs", "red,blue", "put", "x=1")
     assert "2 toolpacks have a function 'put': call red.put or blue.put." in result.output
     assert result.exit_code != 0
 
@@ -138,8 +138,8 @@ def world(tmp_path_factory):
 
 
 @pytest.fixture(params=["server", "store"])
-def place(request, world, tmp_path):
-    """The options with which a command reads the server, or a copy of its data directory."""
+def source(request, world, tmp_path):
+    """The options by which a command reads the running server, or a copy of its data directory."""
     if request.param == "server":
         return ["--url", world.url, "--token", "ann-token"]
     for name in ("sessions.db", "sessions.db-wal", "secret.key"):
@@ -148,29 +148,31 @@ def place(request, world, tmp_path):
     return ["--data-dir", str(tmp_path)]
 
 
-def with_packs(place):
-    return [*place, *FIXTURES] if "--data-dir" in place else place
+def with_packs(source):
+    return [*source, *FIXTURES] if "--data-dir" in source else source
 
 
-def test_list_shows_sessions_newest_first(world, place):
-    (found,) = run_json("session", "list", *place)
-    seen = [world.other, world.fork, world.parent] if "--data-dir" in place else [world.fork, world.parent]
-    assert [session["session_id"] for session in found] == seen
-    assert [each["session_id"] for each in run_json("session", "list", *place, "--label", "run=7")[0]] == [world.parent]
-    assert [each["session_id"] for each in run_json("session", "list", *place, "--parent", world.parent)[0]] == [
+def test_list_shows_sessions_newest_first(world, source):
+    (sessions,) = run_json("session", "list", *source)
+    expected = [world.other, world.fork, world.parent] if "--data-dir" in source else [world.fork, world.parent]
+    assert [session["session_id"] for session in sessions] == expected
+    assert [each["session_id"] for each in run_json("session", "list", *source, "--label", "run=7")[0]] == [
+        world.parent
+    ]
+    assert [each["session_id"] for each in run_json("session", "list", *source, "--parent", world.parent)[0]] == [
         world.fork
     ]
-    assert [each["session_id"] for each in run_json("session", "list", *place, "--limit", "1")[0]] == seen[:1]
+    assert [each["session_id"] for each in run_json("session", "list", *source, "--limit", "1")[0]] == expected[:1]
 
 
-def test_trace_shows_the_calls_and_resets_of_a_session(world, place):
-    (records,) = run_json("session", "trace", *place, world.parent)
+def test_trace_shows_the_calls_and_resets_of_a_session(world, source):
+    (records,) = run_json("session", "trace", *source, world.parent)
     assert [(record["kind"], record.get("function")) for record in records] == [
         ("call", "add"),
         ("call", "add_then"),
         ("reset", None),
     ]
-    (path,) = run_json("session", "trace", *place, "--path", world.fork)
+    (path,) = run_json("session", "trace", *source, "--path", world.fork)
     assert [(record["function"], record["session_id"]) for record in path] == [
         ("add", world.parent),
         ("add_then", world.parent),
@@ -178,8 +180,8 @@ def test_trace_shows_the_calls_and_resets_of_a_session(world, place):
     ]
 
 
-def test_env_and_diff_show_environments_of_sessions(world, place):
-    flags = with_packs(place)
+def test_env_and_diff_show_environments_of_sessions(world, source):
+    flags = with_packs(source)
     assert run_json("session", "env", *flags, world.fork)[0]["ledger"]["ledger"]["entries"] == [4, 5]
     assert run_json("session", "env", *flags, "--pointer", "/ledger/ledger/entries", "--version", "0", world.fork) == [
         [4]
@@ -190,30 +192,30 @@ def test_env_and_diff_show_environments_of_sessions(world, place):
     assert run_json("session", "diff", *flags, world.parent, world.parent) == [[]]
 
 
-def test_prefix_of_a_session_id_is_enough(world, place):
-    assert run_json("session", "trace", *place, world.fork[:12]) == run_json("session", "trace", *place, world.fork)
-    result = invoke("session", "trace", *place, "")
+def test_prefix_of_a_session_id_is_enough(world, source):
+    assert run_json("session", "trace", *source, world.fork[:12]) == run_json("session", "trace", *source, world.fork)
+    result = invoke("session", "trace", *source, "")
     assert result.exit_code == 1
     assert "Several sessions' ids begin with ''." in result.stderr
-    assert "No sessions' ids begin with 'x'." in invoke("session", "trace", *place, "x").stderr
+    assert "No sessions' ids begin with 'x'." in invoke("session", "trace", *source, "x").stderr
 
 
 def test_output_on_a_terminal_is_text_instead_of_json(world):
-    place = ["--url", world.url, "--token", "ann-token"]
-    header, fork, parent = on_a_terminal("session", "list", *place).splitlines()
+    source = ["--url", world.url, "--token", "ann-token"]
+    header, fork, parent = on_a_terminal("session", "list", *source).splitlines()
     assert header.split() == ["SESSION", "VERSION", "CREATED", "TOOLPACKS"]
     assert fork.startswith(f"{world.fork}  1  ")
     assert fork.endswith(f"ledger     fork of {world.parent[:8]}, version 1")
     assert parent.endswith("run=7")
-    lines = on_a_terminal("session", "trace", *place, world.parent).splitlines()
+    lines = on_a_terminal("session", "trace", *source, world.parent).splitlines()
     assert lines[0].startswith("   0  add(amount=4)  [version 1, ")
     assert lines[1] == "      → 4"
     assert lines[3] == "      ✗ LookupError: half of it is done"
     assert lines[4] == "   2  reset to version 0: version 2"
-    assert on_a_terminal("session", "diff", *place, world.fork) == "+ /ledger/ledger/entries/1: 5\n"
-    assert on_a_terminal("session", "diff", *place, world.fork, world.fork) == "No differences.\n"
-    assert json.loads(on_a_terminal("session", "env", *place, world.fork))["ledger"]
-    assert on_a_terminal("session", "list", *place, "--label", "run=8") == "No sessions.\n"
+    assert on_a_terminal("session", "diff", *source, world.fork) == "+ /ledger/ledger/entries/1: 5\n"
+    assert on_a_terminal("session", "diff", *source, world.fork, world.fork) == "No differences.\n"
+    assert json.loads(on_a_terminal("session", "env", *source, world.fork))["ledger"]
+    assert on_a_terminal("session", "list", *source, "--label", "run=8") == "No sessions.\n"
 
 
 def test_control_characters_of_a_session_do_not_reach_a_terminal():
@@ -232,16 +234,16 @@ def test_session_commands_with_url_do_not_import_the_server(world):
         "unneeded = {'starlette', 'jsonrpcserver', 'toolpack_server.wiring', 'toolpack_server.base.settings'}; "
         "assert not unneeded & sys.modules.keys()"
     )
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert json.loads(shown) == json.loads(invoke(*args).output)
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert json.loads(modules) == json.loads(invoke(*args).output)
 
 
 def test_list_shows_the_toolpacks_of_a_server(world):
     remote = invoke("list", "--url", world.url, "--token", "ann-token")
     assert remote.exit_code == 0, remote.output
     assert "ledger\n" in remote.output  # without the folder, which a server doesn't reveal
-    here = invoke("list", *FIXTURES).output
-    assert remote.output == re.sub(rf" \({serving.PACKS}/\w+\.py(\)|, )", lambda found: " (" * (found[1] != ")"), here)
+    local = invoke("list", *FIXTURES).output
+    assert remote.output == re.sub(rf" \({serving.PACKS}/\w+\.py(\)|, )", lambda match: " (" * (match[1] != ")"), local)
 
 
 def test_session_that_cannot_be_read_is_a_one_sentence_error(world, tmp_path):
@@ -262,9 +264,9 @@ def test_session_without_its_toolpack_is_listed_but_not_shown(world, tmp_path):
     for name in ("sessions.db", "sessions.db-wal", "secret.key"):
         (tmp_path / name).write_bytes((world.folder / name).read_bytes())
         (tmp_path / name).chmod(0o600)
-    place = ["--data-dir", str(tmp_path)]
-    assert len(run_json("session", "trace", *place, world.fork)[0]) == 1
-    assert "Toolpack 'ledger' is not loaded" in run_error("session", "env", *place, "--packs", "bank", world.fork)
+    source = ["--data-dir", str(tmp_path)]
+    assert len(run_json("session", "trace", *source, world.fork)[0]) == 1
+    assert "Toolpack 'ledger' is not loaded" in run_error("session", "env", *source, "--packs", "bank", world.fork)
 
 
 # hostile servers

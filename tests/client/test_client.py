@@ -1,4 +1,4 @@
-"""Both clients behave alike: every method, typed results, and retries only if they are safe."""
+"""The sync and the async client: they have every method and typed results, and retry a request only if that is safe."""
 
 import asyncio
 import contextlib
@@ -50,15 +50,15 @@ def url():
 @pytest.fixture
 def pauses(monkeypatch):
     """Record the delays instead of sleeping."""
-    noted = []
+    delays = []
 
     async def pause(seconds):
-        noted.append(seconds)
+        delays.append(seconds)
 
     # Patch only the client's module, because the server's threads must really sleep.
-    monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=noted.append))
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=delays.append))
     monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=pause, timeout=asyncio.timeout))
-    return noted
+    return delays
 
 
 class Script:
@@ -85,11 +85,11 @@ def ask_sync(script, ask, **settings):
 
 
 def ask_async(script, ask, **settings):
-    async def asked():
+    async def send():
         async with AsyncClient("http://there", transport=httpx.MockTransport(script), **settings) as client:
             return await ask(client)
 
-    return asyncio.run(asked())
+    return asyncio.run(send())
 
 
 @pytest.fixture(params=[ask_sync, ask_async])
@@ -121,37 +121,37 @@ def test_each_server_method_has_a_client_method_like_it(made_in, methods):
 
 
 @pytest.mark.parametrize(
-    ("kind", "shown"),
+    ("kind", "expected"),
     [
         (Client, "get_session(self, session_id: str) -> Session"),
         (AsyncClient, "async get_session(self, session_id: str) -> Session"),
         (AgentClient, "list_functions(self, *, format: Literal['native', 'openai', 'anthropic', 'gemini', 'mcp']"),
     ],
 )
-def test_help_shows_the_methods_with_their_signatures(kind, shown):
+def test_help_shows_the_methods_with_their_signatures(kind, expected):
     text = pydoc.plain(pydoc.render_doc(kind)).replace("toolpack_server.client.methods.", "").replace("typing.", "")
     # Python 3.13 and later break long lines.
-    assert "".join(shown.split()) in "".join(line.removeprefix(" |") for line in text.splitlines()).replace(" ", "")
+    assert "".join(expected.split()) in "".join(line.removeprefix(" |") for line in text.splitlines()).replace(" ", "")
     assert str(inspect.signature(Client("http://there").get_session)).startswith("(session_id: str) -> ")
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient, AgentClient, AsyncAgentClient])
-@pytest.mark.parametrize("given", ["127.0.0.1:8000", "localhost:8000", "/agents/secret", "ftp://there", "http://", ""])
-def test_a_url_without_a_host_is_refused_and_not_shown(kind, given):
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost:8000", "/agents/secret", "ftp://there", "http://", ""])
+def test_a_url_without_a_host_is_refused_and_not_shown(kind, url):
     with pytest.raises(ValueError, match=r"begins with http:// or https:// and a host") as refused:
-        kind(given)
+        kind(url)
     assert "secret" not in str(refused.value)
 
 
 def test_an_invalid_url_is_refused_at_once():
-    for given, why in [("http://there:port", "Invalid port"), ("http://x\n", "Invalid non-printable ASCII")]:
+    for url, why in [("http://there:port", "Invalid port"), ("http://x\n", "Invalid non-printable ASCII")]:
         with pytest.raises(ValueError, match=f"^The server's URL can't be read: {why}.*[^.]\\.$"):
-            Client(given)
+            Client(url)
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient, AgentClient, AsyncAgentClient])
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("options", "why"),
     [
         ({"retries": -1}, "retries must be a whole number, at least 0, not -1"),
         ({"retries": None}, "retries must be a whole number, at least 0, not None"),
@@ -160,9 +160,9 @@ def test_an_invalid_url_is_refused_at_once():
         ({"timeout_seconds": "5"}, "timeout_seconds must be a number of seconds above 0, not '5'"),
     ],
 )
-def test_unusable_timeouts_and_retries_are_refused_at_once(kind, given, why):
+def test_unusable_timeouts_and_retries_are_refused_at_once(kind, options, why):
     with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
-        kind("http://there", **given)
+        kind("http://there", **options)
 
 
 @pytest.mark.parametrize("token", ["two words", "secret\n", "gehe\u00efm"])
@@ -221,9 +221,9 @@ def test_an_agent_uses_its_session_and_nothing_else(url):
             assert "inputSchema" in replies[1].result()["result"][0]
         assert asyncio.run(use(url + session["agent_path"])) == "1690.25"
         client.close_session(session["session_id"])
-    with AgentClient(url + session["agent_path"]) as agent, pytest.raises(ReplyError) as gone:
+    with AgentClient(url + session["agent_path"]) as agent, pytest.raises(ReplyError) as refusal:
         agent.list_functions()
-    assert gone.value.code == -32001
+    assert refusal.value.code == -32001
 
 
 def test_a_batch_runs_in_order_with_one_result_each(url, monkeypatch):
@@ -276,12 +276,12 @@ def batch_sync(script, **settings):
 
 
 def batch_async(script, **settings):
-    async def sent():
+    async def send():
         client = AsyncClient("http://there", transport=httpx.MockTransport(script), **settings)
         async with client, client.batch() as batch:
             return [batch.get_session("s"), batch.run_function("s", "f"), batch.close_session("s")]
 
-    return asyncio.run(sent())
+    return asyncio.run(send())
 
 
 @pytest.mark.parametrize("send", [batch_sync, batch_async])
@@ -298,9 +298,9 @@ def test_a_batch_is_retried_as_a_whole_or_not_at_all(send):
     partly = send(Script(answers[:1]))
     with pytest.raises(NoReplyError, match="get_session got no answer, but other requests of its batch did"):
         partly[0].result()
-    lost = Script(httpx.ReadTimeout("too long"))
+    script_without_answer = Script(httpx.ReadTimeout("too long"))
     with pytest.raises(NoReplyError, match="A batch got no answer"):  # closing a session twice isn't idempotent
-        send(lost)
+        send(script_without_answer)
     with pytest.raises(ReplyError, match="too many"):
         send(Script(error(-32007, "too many")))
 
@@ -348,22 +348,22 @@ def test_async_calls_of_many_sessions_run_concurrently(url):
         async with AsyncClient(url) as client:
             sessions = await asyncio.gather(*(client.create_session(["bank"]) for _ in range(20)))
             ids = [session["session_id"] for session in sessions]
-            done = await asyncio.gather(*(client.run_function(i, "get_balance") for i in ids))
+            results = await asyncio.gather(*(client.run_function(i, "get_balance") for i in ids))
             await asyncio.gather(*(client.close_session(i) for i in ids))
-            return done
+            return results
 
     assert [envelope["error"] for envelope in asyncio.run(main())] == [None] * 20
 
 
 def test_a_token_is_sent():
-    seen = []
+    tokens = []
 
     def answer(request):
-        seen.append(request.headers["authorization"])
+        tokens.append(request.headers["authorization"])
         return httpx.Response(200, json=OK)
 
     ask_sync(answer, run_function, token="secret")
-    assert seen == ["Bearer secret"]
+    assert tokens == ["Bearer secret"]
 
 
 @pytest.mark.parametrize(
@@ -429,8 +429,8 @@ def test_unhandled_requests_are_retried(ask, pauses, trouble):
 
 @pytest.mark.parametrize("trouble", [httpx.ReadTimeout("silence"), httpx.RemoteProtocolError("cut off")])
 def test_possibly_handled_requests_are_not_retried(ask, pauses, trouble):
-    said = rf"close_session got no answer from http://there \({type(trouble).__name__}: {trouble}\)"
-    with pytest.raises(NoReplyError, match=said):
+    message = rf"close_session got no answer from http://there \({type(trouble).__name__}: {trouble}\)"
+    with pytest.raises(NoReplyError, match=message):
         ask(Script(trouble), lambda client: client.close_session("s"))
     assert not pauses
 
@@ -461,8 +461,8 @@ def test_a_missing_server_is_one_error_without_the_agents_key(kind):
     assert "/agents/key" not in text.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("scheme", "made"), [("http", 0), ("https", 1)])
-def test_all_clients_share_one_lazy_tls_context(monkeypatch, scheme, made):
+@pytest.mark.parametrize(("scheme", "count"), [("http", 0), ("https", 1)])
+def test_all_clients_share_one_lazy_tls_context(monkeypatch, scheme, count):
     contexts = []
 
     def make():
@@ -475,7 +475,7 @@ def test_all_clients_share_one_lazy_tls_context(monkeypatch, scheme, made):
         Client(f"{scheme}://there").close()
         AgentClient(f"{scheme}://there/agents/key").close()
         asyncio.run(AsyncClient(f"{scheme}://there").aclose())
-    assert len(contexts) == made
+    assert len(contexts) == count
     assert client_module._tls(is_used=False).verify_mode is ssl.CERT_REQUIRED
     client_module._tls.cache_clear()
 
@@ -486,7 +486,7 @@ def test_an_https_url_of_an_http_server_gets_a_hint(ask):
         ask(Script(broken), run_function, retries=0)
 
 
-def test_it_stops_after_the_last_retry(ask, pauses):
+def test_a_client_gives_up_after_the_last_retry(ask, pauses):
     script = Script(*[httpx.ConnectError("refused")] * 3)
     with pytest.raises(NoReplyError, match="is the server running"):
         ask(script, run_function, retries=2)
@@ -500,8 +500,8 @@ def test_a_request_may_time_out_three_times(ask, pauses):
 
 
 def test_a_waiting_request_has_a_longer_timeout():
-    heard = {"jsonrpc": "2.0", "result": {"messages": [], "done": False}}
-    script = Script({**heard, "id": 1}, [{**heard, "id": number} for number in (1, 2)])
+    no_messages = {"jsonrpc": "2.0", "result": {"messages": [], "done": False}}
+    script = Script({**no_messages, "id": 1}, [{**no_messages, "id": number} for number in (1, 2)])
     with AgentClient("http://there/agents/key", transport=httpx.MockTransport(script), timeout_seconds=10) as agent:
         agent.listen(wait_seconds=20)
         with agent.batch() as batch:

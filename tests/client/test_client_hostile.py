@@ -1,4 +1,4 @@
-"""With a hostile server, the client returns a result in the promised form or raises `ClientError`, within limits."""
+"""A client of a hostile server returns a result in the promised form or raises `ClientError`, within limits."""
 
 import asyncio
 import contextlib
@@ -30,27 +30,27 @@ METHODS = {name: each for name, each in vars(ClientMethods).items() if isinstanc
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
-    noted = []
+    delays = []
 
     async def pause(seconds):
-        noted.append(seconds)
+        delays.append(seconds)
 
-    monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=noted.append))
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=delays.append))
     monkeypatch.setattr(client_module, "asyncio", SimpleNamespace(sleep=pause, timeout=asyncio.timeout))
-    return noted
+    return delays
 
 
-def ask_sync(url, **more):
-    with Client(url, **more) as client:
+def ask_sync(url, **options):
+    with Client(url, **options) as client:
         return client.list_toolpacks()
 
 
-def ask_async(url, **more):
-    async def asked():
-        async with AsyncClient(url, **more) as client:
+def ask_async(url, **options):
+    async def send():
+        async with AsyncClient(url, **options) as client:
             return await client.list_toolpacks()
 
-    return asyncio.run(asked())
+    return asyncio.run(send())
 
 
 BOTH = pytest.mark.parametrize("ask", [ask_sync, ask_async])
@@ -81,8 +81,8 @@ def test_a_server_cant_make_a_client_sleep(seconds, pauses):
 
 def _texts(*replies):
     """Yield answers with JSON as Python writes it, infinities included."""
-    left = [*replies]
-    return lambda _request: httpx.Response(200, content=json.dumps(left.pop(0)).encode())
+    remaining = [*replies]
+    return lambda _request: httpx.Response(200, content=json.dumps(remaining.pop(0)).encode())
 
 
 def test_the_default_retries_outlast_an_ordinary_restart(pauses):
@@ -114,10 +114,10 @@ def test_an_outage_may_last_for_hours(pauses):
     ],
 )
 def test_an_agent_path_must_belong_to_this_server(path):
-    seen = []
+    paths = []
 
     def answer(request):
-        seen.append(request.url.host)
+        paths.append(request.url.host)
         return httpx.Response(200, json={"result": {**SESSION, "agent_path": path}})
 
     with Client("http://there", transport=httpx.MockTransport(answer)) as client:
@@ -125,7 +125,7 @@ def test_an_agent_path_must_belong_to_this_server(path):
             client.agent(client.create_session())
         with pytest.raises(ReplyError, match="isn't a path"):
             client.agent({"agent_path": path})
-    assert set(seen) == {"there"}
+    assert set(paths) == {"there"}
 
 
 @given(
@@ -145,8 +145,8 @@ def test_any_bad_answer_raises_a_client_error(name, reply, status, batch):
     with client, contextlib.suppress(ClientError):
         if batch:
             with client.batch() as collected:
-                found = getattr(collected, name)(**arguments)
-            result = found.result()
+                returned = getattr(collected, name)(**arguments)
+            result = returned.result()
         else:
             result = getattr(client, name)(**arguments)
         assert fits(METHODS[name].signature.return_annotation)(result)
@@ -190,14 +190,14 @@ def test_an_outage_is_logged_once(caplog):
     with Client("http://there", transport=httpx.MockTransport(Script(*trouble, OK, OK))) as client:
         client.run_function("s", "f")
         client.run_function("s", "f")
-    said = [record.getMessage() for record in caplog.records if record.name == "toolpack_server.client"]
-    assert said == [
+    messages = [record.getMessage() for record in caplog.records if record.name == "toolpack_server.client"]
+    assert messages == [
         "http://there doesn't answer. Idempotent requests are retried.",
         "The server answers again.",
     ]
 
 
-def test_a_server_that_is_busy_is_no_outage(caplog, monkeypatch):
+def test_a_busy_server_is_not_an_outage(caplog, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _seconds: None)
     busy = {"error": {"code": -32006, "message": "Busy.", "data": {}}}
     with Client("http://there", transport=httpx.MockTransport(Script(*[busy] * 10, OK))) as client:

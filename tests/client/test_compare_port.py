@@ -1,4 +1,4 @@
-"""`examples/compare_port.py` finds nothing in a faithful port, and the differing call in another."""
+"""`examples/compare_port.py` finds no difference in a faithful port, and the differing call in a faulty port."""
 
 import subprocess
 import sys
@@ -38,23 +38,23 @@ toolpack = Toolpack.from_class("{0}", Counter)
 @pytest.mark.heavy
 def test_compare_port_finds_the_differences(tmp_path):
     changed = ORIGINAL.replace("+ by", "+ by + (name == 'inbox')")
-    kept = ORIGINAL.replace("def known", "def _known").replace("raise ValueError", "raise KeyError")
-    for name, source in {"same": ORIGINAL, "changed": changed, "errors": kept}.items():
+    port = ORIGINAL.replace("def known", "def _known").replace("raise ValueError", "raise KeyError")
+    for name, source in {"same": ORIGINAL, "changed": changed, "errors": port}.items():
         (tmp_path / f"_{name}.py").write_text(source)
         (tmp_path / f"{name}.py").write_text(PORT.format(name))
     flags = ["--store", "memory:", "--pack-dir", str(tmp_path), "--packs", "same,changed,errors"]
     with server_process.served(tmp_path, *flags) as server:
 
-        def compared(toolpack):
+        def run_comparison(toolpack):
             command = [sys.executable, str(ROOT / "examples" / "compare_port.py"), server.url, toolpack]
             command += ["_same:Counter", "--path", str(tmp_path), "--sessions", "5"]
             ran = subprocess.run(command, capture_output=True, text=True, check=False)
             assert not ran.stderr, ran.stderr
             return ran.returncode, ran.stdout
 
-        assert compared("same") == (0, "5 sessions of 30 calls: no difference.\n")
-        status, printed = compared("changed")
+        assert run_comparison("same") == (0, "5 sessions of 30 calls: no difference.\n")
+        status, printed = run_comparison("changed")
         assert (status, printed.splitlines()[-3].split(",")[0]) == (1, "  count(**{'name': 'inbox'")
-        status, printed = compared("errors")
+        status, printed = run_comparison("errors")
         assert printed.splitlines()[-2:] == ["original: (None, 'ValueError')", "port:     (None, 'KeyError')"]
         assert status == 1

@@ -1,4 +1,7 @@
-"""Environments for trainers: a task's functions as methods, a session per rollout, no reward without a verdict."""
+"""Training environments of the client: a task's functions are methods, and each rollout has its own session.
+
+A rollout without a valid verdict has no reward.
+"""
 
 import inspect
 import json
@@ -91,10 +94,8 @@ def environment(server):
     assert server.rpc("list_sessions") == []  # nothing is left
 
 
-def offered(environment):
-    """Return the methods that TRL offers to a model: the plain functions of the class, as its GRPOTrainer collects
-    them.
-    """
+def offered_methods(environment):
+    """Return the methods that TRL's GRPOTrainer offers to a model: the plain functions of the class."""
     members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
     names = [name for name, _ in members if name not in {"reset", "get_reward"} and not name.startswith("_")]
     return {method.__name__: method for method in (getattr(environment, name) for name in names)}
@@ -111,7 +112,7 @@ def test_a_rollout_is_played_and_rewarded(environment):
 def test_a_model_is_offered_only_the_tasks_functions(environment, server):
     environment.reset()
     functions = server.rpc("list_functions", session_id=environment.session["session_id"])["result"]
-    assert [*offered(environment)] == sorted(each["name"] for each in functions)
+    assert [*offered_methods(environment)] == sorted(each["name"] for each in functions)
     signature = inspect.signature(environment.send_money)
     assert list(signature.parameters) == ["recipient", "amount", "subject"]
     assert signature.parameters["subject"].annotation is str
@@ -122,7 +123,7 @@ def test_a_model_is_offered_only_the_tasks_functions(environment, server):
     assert "Args:\n    recipient: " in inspect.getdoc(environment.send_money)
 
 
-def test_a_rollout_starts_without_traces_of_the_last(environment, server):
+def test_a_rollout_keeps_nothing_of_the_last_one(environment, server):
     environment.reset()
     environment.move_to_savings(amount="300.00")
     first = environment.session["session_id"]
@@ -162,7 +163,7 @@ def test_an_evaluator_that_fails_gives_no_reward(server):
 def test_functions_named_like_members_keep_their_names(server):
     with TrainingEnvironment(server.url, task="door/pass") as environment:
         environment.reset()
-        assert {name: method() for name, method in offered(environment).items() if name != "stand"} == {
+        assert {name: method() for name, method in offered_methods(environment).items() if name != "stand"} == {
             "close": "closed",
             "close_": "closed, too",
             "reset": "reset",
@@ -182,21 +183,24 @@ def test_a_subclass_may_replace_a_function_by_a_method(server):
     with Rich(server.url, task=SAVE) as environment:
         environment.reset()
         assert (environment.get_balance(), environment.call("get_balance")) == ("rich", "1840.25")
-        assert {name for name in offered(environment) if "balance" in name} == {"get_balance", "get_savings_balance"}
+        assert {name for name in offered_methods(environment) if "balance" in name} == {
+            "get_balance",
+            "get_savings_balance",
+        }
 
 
 def test_a_lost_server_gives_an_invalid_sample_not_reward_0(tmp_path, packs):
     flags = ["--store", "memory:", "--pack-dir", str(packs), "--packs", "door"]
-    with server_process.served(tmp_path, *flags) as lost, ThreadPoolExecutor() as threads:
-        environment = TrainingEnvironment(lost.url, task="door/pass")
-        environment._client = Client(lost.url, retries=0)
+    with server_process.served(tmp_path, *flags) as server, ThreadPoolExecutor() as threads:
+        environment = TrainingEnvironment(server.url, task="door/pass")
+        environment._client = Client(server.url, retries=0)
         environment.reset()
-        played = TextEnvironment(lost.url, "door/pass")
-        played.environment._client = Client(lost.url, retries=0)
+        played = TextEnvironment(server.url, "door/pass")
+        played.environment._client = Client(server.url, retries=0)
         played.reset()
         calling = threads.submit(environment.call, "stand", begun=str(tmp_path / "begun"))
         serving.wait_until((tmp_path / "begun").exists)
-        lost.kill()
+        server.kill()
         with pytest.raises(RuntimeError, match="the rollout is invalid"):
             calling.result()
     with pytest.raises(RuntimeError, match="the rollout is invalid"):
@@ -206,9 +210,9 @@ def test_a_lost_server_gives_an_invalid_sample_not_reward_0(tmp_path, packs):
     assert environment.get_reward() is None
     assert environment.problem
     environment.close()
-    _, reward, answered, cut, info = played.step('<tool_call>{"name": "close", "arguments": {}}</tool_call>')
+    _, reward, done_flag, cut, info = played.step('<tool_call>{"name": "close", "arguments": {}}</tool_call>')
     assert math.isnan(reward)
-    assert (answered, cut, info["valid"]) == (False, True, False)
+    assert (done_flag, cut, info["valid"]) == (False, True, False)
     assert "is the server running" in info.get("failure")
     played.close()
 
@@ -258,7 +262,7 @@ def test_a_lost_session_invalidates_only_its_rollout(environment, server):
     assert environment.get_reward() == 0.0
 
 
-def test_an_agents_mistake_is_returned_and_keeps_it_valid(environment):
+def test_an_agents_mistake_keeps_the_rollout_valid(environment):
     environment.reset()
     environment.move_to_savings(amount="300.00")
     for wrong in (
@@ -302,16 +306,16 @@ def test_a_models_last_text_is_its_answer(server):
         answer = client.get_solution(session["session_id"])["answer"]
         client.close_session(session["session_id"])
     call = {"type": "function", "function": {"name": "get_balance", "arguments": {}}}
-    said = [
+    messages = [
         (1.0, {"role": "assistant", "content": answer}),
         (1.0, {"role": "assistant", "content": [{"type": "text", "text": answer}]}),
         (0.0, {"role": "assistant", "content": answer, "tool_calls": [call]}),
         (0.0, {"role": "tool", "name": "get_balance", "content": answer}),
         (0.0, {"role": "assistant", "content": "x" * 2_000_000}),
     ]
-    with TrainingEnvironment(server.url, task=task) as environment, environment.group(len(said)) as members:
-        assert submit_answers([[last] for _, last in said], members, prompts=[]) == [None] * len(said)
-        assert [member.get_reward() for member in members] == [reward for reward, _ in said]
+    with TrainingEnvironment(server.url, task=task) as environment, environment.group(len(messages)) as members:
+        assert submit_answers([[last] for _, last in messages], members, prompts=[]) == [None] * len(messages)
+        assert [member.get_reward() for member in members] == [reward for reward, _ in messages]
 
 
 def test_a_fork_continues_from_the_rollouts_state(environment):
@@ -323,7 +327,7 @@ def test_a_fork_continues_from_the_rollouts_state(environment):
         assert (fork.get_reward(), environment.get_reward()) == (0.0, 1.0)
 
 
-def test_a_programming_error_raises_and_is_no_sample(server):
+def test_a_programming_error_is_raised_instead_of_a_sample(server):
     refusal = pytest.raises(ReplyError, match="TOOLPACK_ISOLATION=process")
     with TrainingEnvironment(server.url, task=SAVE, seed=7) as environment, refusal:
         environment.reset()
@@ -339,37 +343,39 @@ def call(function, **arguments):
 
 
 @pytest.fixture
-def played(server):
+def text_environment(server):
     environment = TextEnvironment(server.url, SAVE, labels=RUN, max_turns=4)
     yield environment
     environment.close()
     assert server.rpc("list_sessions") == []
 
 
-def test_a_text_contains_calls_or_is_the_answer(played):
-    first = played.reset()
+def test_a_text_contains_calls_or_is_the_answer(text_environment):
+    first = text_environment.reset()
     assert "300 euros" in first
-    assert all(json.dumps(function, ensure_ascii=False) in first for function in played.environment.functions)
+    assert all(json.dumps(function, ensure_ascii=False) in first for function in text_environment.environment.functions)
     balance = call("get_balance")
-    told, *rest = played.step(f"Let me see. {balance}{call('move_to_savings', amount='300.00')} And {balance}")
-    before, moved, after = told.split("\n</tool_response>\n<tool_response>\n")
+    text, *rest = text_environment.step(
+        f"Let me see. {balance}{call('move_to_savings', amount='300.00')} And {balance}"
+    )
+    before, moved, after = text.split("\n</tool_response>\n<tool_response>\n")
     assert (before, after) == ("<tool_response>\n1840.25", "1540.25\n</tool_response>")
     assert json.loads(moved)["amount"] == "-300.00"
     assert rest == [0.0, False, False, {"valid": True, "failure": None}]
-    fork = played.fork()
-    assert played.step("Done.") == ("", 1.0, True, False, {"valid": True, "failure": None})
+    fork = text_environment.fork()
+    assert text_environment.step("Done.") == ("", 1.0, True, False, {"valid": True, "failure": None})
     assert fork.step(balance)[1:3] == (0.0, False)
     fork.close()
 
 
-def test_a_text_rollout_ends_after_its_last_turn(played):
+def test_a_text_rollout_ends_after_its_last_turn(text_environment):
     for _ in range(2):
-        played.reset()
-        played.step(call("move_to_savings", amount="300.00"))
-        ends = [played.step(call("get_balance"))[1:4] for _ in range(3)]
+        text_environment.reset()
+        text_environment.step(call("move_to_savings", amount="300.00"))
+        ends = [text_environment.step(call("get_balance"))[1:4] for _ in range(3)]
         assert ends == [(0.0, False, False), (0.0, False, False), (1.0, False, True)]
-    played.reset()
-    assert played.step("Done.")[1:4] == (0.0, True, False)
+    text_environment.reset()
+    assert text_environment.step("Done.")[1:4] == (0.0, True, False)
 
 
 @pytest.mark.parametrize(
@@ -388,8 +394,8 @@ def test_a_text_rollout_ends_after_its_last_turn(played):
         (call("move_to_savings", amount="-1"), "Error: "),
     ],
 )
-def test_a_wrong_text_is_answered_and_the_rollout_goes_on(played, text, why):
-    played.reset()
-    told, *rest = played.step(text)
-    assert why in told
+def test_a_wrong_text_is_answered_and_the_rollout_goes_on(text_environment, text, why):
+    text_environment.reset()
+    observation, *rest = text_environment.step(text)
+    assert why in observation
     assert rest == [0.0, False, False, {"valid": True, "failure": None}]

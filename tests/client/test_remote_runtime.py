@@ -52,7 +52,7 @@ def local():
     return FunctionsRuntime(SUITE.tools)
 
 
-def test_agentdojo_runs_a_task_with_it(client):
+def test_agentdojo_runs_a_task_with_a_remote_runtime(client):
     task = SUITE.user_tasks["user_task_18"]
     runtime_class = RemoteRuntime.bind(client, PACK)
     assert SUITE.run_task_with_pipeline(GroundTruthPipeline(task), task, None, {}, runtime_class) == (True, True)
@@ -69,7 +69,7 @@ def test_options_match_the_server_to_the_suites_injections(client):
 
 
 def test_the_local_object_is_updated_exactly(runtime, local, env, start):
-    here, there = start.model_copy(deep=True), env
+    local_copy, remote = start.model_copy(deep=True), env
     inbox = env.inbox
     for function, kwargs in [
         ("get_unread_emails", {}),
@@ -79,11 +79,11 @@ def test_the_local_object_is_updated_exactly(runtime, local, env, start):
         ("delete_file", {"file_id": FunctionCall(function="get_current_day", args={})}),
         ("delete_file", {"file_id": "2"}),
     ]:
-        assert runtime.run_function(there, function, kwargs) == local.run_function(here, function, kwargs)
-        assert difference(here, there) is None
-    assert there.inbox is not inbox
-    assert there.calendar.events["2"] in there.calendar.initial_events
-    assert any(there.calendar.events["2"] is event for event in there.calendar.initial_events)
+        assert runtime.run_function(remote, function, kwargs) == local.run_function(local_copy, function, kwargs)
+        assert difference(local_copy, remote) is None
+    assert remote.inbox is not inbox
+    assert remote.calendar.events["2"] in remote.calendar.initial_events
+    assert any(remote.calendar.events["2"] is event for event in remote.calendar.initial_events)
 
 
 def test_a_failed_call_changes_neither_side(runtime, env, start):
@@ -102,7 +102,7 @@ def test_an_environment_changed_elsewhere_is_refused(runtime, env):
         runtime.run_function(env, "delete_email", {"email_id": "4"})
 
 
-def test_a_copy_may_take_the_place_of_the_environment(runtime, env):
+def test_a_copy_may_replace_the_environment(runtime, env):
     runtime.run_function(env, "delete_email", {"email_id": "3"})
     twin = env.model_copy(deep=True)
     assert runtime.run_function(twin, "delete_email", {"email_id": "4"})[1] is None
@@ -113,11 +113,11 @@ def test_a_copy_may_take_the_place_of_the_environment(runtime, env):
 def test_after_a_lost_export_the_next_call_compares_again(runtime, env, monkeypatch):
     runtime.run_function(env, "delete_email", {"email_id": "3"})
 
-    def lost(*_args, **_kwargs):
+    def fail(*_args, **_kwargs):
         raise ReplyError(-32006, "Too much waits.", {})
 
     with monkeypatch.context() as patch:
-        patch.setattr(runtime, "_exported", lost)
+        patch.setattr(runtime, "_exported", fail)
         with pytest.raises(ReplyError):
             runtime.run_function(env, "delete_email", {"email_id": "4"})
     with pytest.raises(EnvironmentDiffersError):
@@ -178,8 +178,8 @@ def test_sessions_are_closed(client, env):
 
     first = runtime_class(SUITE.tools)
     first.run_function(env.model_copy(deep=True), "get_current_day", {})
-    left = sessions()
-    assert left == [first.session_id]
+    remaining = sessions()
+    assert remaining == [first.session_id]
     del first
     gc.collect()
     second = runtime_class(SUITE.tools)
@@ -192,7 +192,7 @@ def test_sessions_are_closed(client, env):
     assert sessions() == []
 
 
-def test_a_closing_client_closes_them(client, env):
+def test_a_closing_client_closes_its_sessions(client, env):
     with Client(client._url.removesuffix("/rpc")) as other:
         runtime = RemoteRuntime.bind(other, PACK)(SUITE.tools)
         runtime.run_function(env, "get_current_day", {})
@@ -202,8 +202,8 @@ def test_a_closing_client_closes_them(client, env):
 
 
 def test_closing_ignores_a_server_that_is_gone():
-    with Client("http://127.0.0.1:1", retries=0) as gone:
-        sessions = RemoteRuntime.bind(gone, PACK).sessions
+    with Client("http://127.0.0.1:1", retries=0) as client_of_no_server:
+        sessions = RemoteRuntime.bind(client_of_no_server, PACK).sessions
         sessions._open = {"one", "two"}
     assert len(sessions._open) == 1  # after the first failed attempt, no other session was tried
 

@@ -31,14 +31,14 @@ def url():
 def run(url, request):
     """Run a function with a client and unique labels."""
 
-    def done(work):
-        async def worked():
+    def run_async(work):
+        async def run_work():
             async with AsyncClient(url) as client:
                 return await work(client, {"run": request.node.name})
 
-        return asyncio.run(worked())
+        return asyncio.run(run_work())
 
-    return done
+    return run_async
 
 
 async def do_the_dishes(agent, session):
@@ -49,8 +49,8 @@ async def do_the_dishes(agent, session):
     return session["labels"]["rollout"]
 
 
-async def groups(client, play, labels, tasks=TASKS, **more):
-    return [group async for group in rollouts(client, tasks, play, labels=labels, **{"group": 3, **more})]
+async def groups(client, play, labels, tasks=TASKS, **options):
+    return [group async for group in rollouts(client, tasks, play, labels=labels, **{"group": 3, **options})]
 
 
 def test_each_task_gets_a_group_with_verdicts(run):
@@ -58,11 +58,13 @@ def test_each_task_gets_a_group_with_verdicts(run):
         results = await groups(client, do_the_dishes, labels, [*TASKS, *TASKS])
         run = await client.summarize_sessions(labels, evaluate=True)
         assert await client.list_sessions(labels=labels, passed=False) == [
-            session for session in await client.list_sessions(labels=labels) if session["session_id"] == lost(results)
+            session
+            for session in await client.list_sessions(labels=labels)
+            if session["session_id"] == failed_session_id(results)
         ]
         return results, run
 
-    def lost(results):
+    def failed_session_id(results):
         return next(each.session["session_id"] for group in results for each in group if not each.verdict["passed"])
 
     results, evaluated = run(work)
@@ -71,8 +73,8 @@ def test_each_task_gets_a_group_with_verdicts(run):
         assert [each.number for each in group] == [0, 1, 2]
         assert [each.played for each in group] == ["0", "1", "2"]
         assert {each.task for each in group} == {group[0].task}
-        wanted = [group[0].task != "chores/dishes", True, True]
-        assert [each.verdict["passed"] for each in group] == wanted
+        expected = [group[0].task != "chores/dishes", True, True]
+        assert [each.verdict["passed"] for each in group] == expected
     assert sum(rate["passed"] for rate in evaluated["rates"]) == 5
 
 
@@ -159,7 +161,7 @@ def test_a_failed_evaluation_ends_no_other_rollout(run, monkeypatch):
     assert len(results) == 6
 
 
-def test_a_fork_with_a_verdict_is_no_finished_rollout(run):
+def test_a_fork_with_a_verdict_is_not_a_finished_rollout(run):
     async def work(client, labels):
         own = {**labels, "rollout": "0"}
         session = await client.create_session(task=TASKS[0], labels=own)
@@ -171,22 +173,22 @@ def test_a_fork_with_a_verdict_is_no_finished_rollout(run):
     assert result.played == "0"
 
 
-def test_a_close_whose_answer_is_lost_ends_no_run(run):
+def test_a_run_continues_if_the_answer_to_a_close_is_lost(run):
     async def work(client, labels):
         half = await client.create_session(task=TASKS[0], labels={**labels, "rollout": "0"})
-        lost = []
+        lost_closes = []
         send = client._http.send
 
-        async def loses(request, **more):
-            response = await send(request, **more)
-            if b"close_session" in request.content and not lost:
-                lost.append(await response.aread())
+        async def loses(request, **options):
+            response = await send(request, **options)
+            if b"close_session" in request.content and not lost_closes:
+                lost_closes.append(await response.aread())
                 raise httpx.ReadError("The server was killed.")
             return response
 
         client._http.send = loses
         results = await groups(client, do_the_dishes, labels)
-        assert lost
+        assert lost_closes
         assert half["session_id"] not in {each["session_id"] for each in await client.list_sessions(labels=labels)}
         return results
 
@@ -276,7 +278,7 @@ def test_an_agent_shares_connections_but_not_the_token(url):
                 assert (await agent.run_function("look"))["result"] == {}
                 assert agent._http is client._http
                 assert "authorization" not in {name.lower() for name in (*agent._http.headers, *agent._headers)}
-            await client.get_session(session["session_id"])  # its connections are still open
+            await client.get_session(session["session_id"])  # closing the agent leaves the client's connections open
 
     asyncio.run(work())
 
@@ -295,7 +297,7 @@ def test_each_rollout_of_a_group_has_its_own_perturbations(run):
 
 
 def test_a_kill_of_the_server_ends_no_rollout(tmp_path, caplog):
-    """With the client's defaults, `play` notices nothing, no call runs twice, and the log has one line about it."""
+    """With the client's defaults, `play` gets no error, no call runs twice, and the log has one line on the outage."""
     flags = ["--port", str(free_port()), "--packs", "chores"]
     chores = ["1", "2", "dishes"]
     playing, killed, traces = [], asyncio.Event(), []

@@ -1,4 +1,8 @@
-"""`examples/train_grpo.py` and `trl_values.py`: halves, demonstrations, and the advantage of each text of a model."""
+"""`examples/train_grpo.py` and `trl_values.py`.
+
+They split tasks into halves for training and testing, demonstrate solutions, and compute the advantage of each text of
+a model.
+"""
 
 import importlib
 import sys
@@ -19,7 +23,7 @@ STUBS = ("torch", "datasets", "tokenizers", "transformers", "transformers.utils.
 
 
 class Stub(ModuleType):
-    """A package that the examples import and these tests don't need. Each of its names is a class."""
+    """Stand-in for a package that the examples import and these tests don't use. Each of its names is a class."""
 
     def __getattr__(self, name):
         return object
@@ -63,10 +67,10 @@ def test_the_halves_share_no_variant(examples, url):
     _, train_grpo = examples
     with Client(url) as client:
         halves = train_grpo.split(client, "bank", 3, seed=1)
-        again = train_grpo.split(client, "bank", 3, seed=1)
+        repeated = train_grpo.split(client, "bank", 3, seed=1)
         assert client.list_sessions() == []
     names = [name for half in halves for name in half]
-    assert halves == again
+    assert halves == repeated
     assert len({*names}) == len(names)
     assert abs(len(halves[0]) - len(halves[1])) <= 1
     assert {"bank/pay-dentist clean", "bank/pay-dentist lost"} < {*names}

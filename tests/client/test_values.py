@@ -1,4 +1,4 @@
-"""The client's `values`: the value of each step of a rollout, from forks that are played to their end."""
+"""The client's `values`: it estimates the value of each step of a rollout by playing forks to their end."""
 
 import asyncio
 import contextlib
@@ -37,23 +37,23 @@ def client(url):
 
 
 def in_async_code(url, work):
-    async def worked():
+    async def run_work():
         async with AsyncClient(url) as client:
             return await work(client)
 
-    return asyncio.run(worked())
+    return asyncio.run(run_work())
 
 
-def played(client, *calls, task="chores/dishes", **more):
-    """Return the session of a rollout with these calls."""
-    session = client.create_session(task=task, **more)
+def play_calls(client, *calls, task="chores/dishes", **options):
+    """Play a rollout with these calls, and return its session's id."""
+    session = client.create_session(task=task, **options)
     for function, kwargs in calls:
         client.agent(session).run_function(function, kwargs)
     return session["session_id"]
 
 
-def saving(chance, turns=3):
-    """Return a policy with a number of turns. In each it saves 100 euros with this probability."""
+def saving_policy(chance, turns=3):
+    """Return a policy that saves 100 euros with this probability in each of its turns."""
 
     async def play(agent, fork):
         labels = fork["labels"]
@@ -64,7 +64,7 @@ def saving(chance, turns=3):
     return play
 
 
-def expected(chance, saved, turns=3):
+def success_probability(chance, saved, turns=3):
     """Return the policy's probability of having saved 300 euros at the end, by enumeration."""
     missing = 3 - saved
     return comb(turns, missing) * chance**missing * (1 - chance) ** (turns - missing)
@@ -78,9 +78,9 @@ async def estimates(client, chances, k):
         session = await client.create_session(task="bank/save-300")
         for function, kwargs in path:
             await client.run_function(session["session_id"], function, kwargs)
-        values = await client.values(session["session_id"], k=k, finish=saving(chance))
+        values = await client.values(session["session_id"], k=k, finish=saving_policy(chance))
         assert [step.n for step in values.steps] == [k] * 4
-        true = [expected(chance, saved) for saved in range(4)]
+        true = [success_probability(chance, saved) for saved in range(4)]
         rows += [(step.mean, step.standard_error, true[step.version]) for step in values.steps]
         rows += [
             (call.advantage, call.standard_error, true[call.after.version] - true[call.before.version])
@@ -93,11 +93,11 @@ def are_near(rows):
     return [abs(estimate - true) <= 3 * error for estimate, error, true in rows]
 
 
-def test_values_and_advantages_are_those_of_enumeration(url):
+def test_values_and_advantages_equal_those_by_enumeration(url):
     rows = in_async_code(url, lambda client: estimates(client, [0.4], 24))
     assert len(rows) == 4 + 3
     assert all(are_near(rows)), rows
-    assert max(abs(estimate - true) for estimate, _, true in rows) > 0  # they are estimates
+    assert max(abs(estimate - true) for estimate, _, true in rows) > 0  # the estimates differ from the true values
 
 
 @pytest.mark.long
@@ -108,8 +108,8 @@ def test_ninety_nine_percent_are_within_three_standard_errors(url):
     assert sum(near) >= 0.99 * len(near)
 
 
-def test_a_call_that_changes_nothing_is_no_step(client):
-    session_id = played(client, ("look", {}), DISHES, ("do", {"chore": "nothing"}), ("look", {}), DISHES)
+def test_a_call_that_changes_nothing_is_not_a_step(client):
+    session_id = play_calls(client, ("look", {}), DISHES, ("do", {"chore": "nothing"}), ("look", {}), DISHES)
     values = client.values(session_id, finish=None)
     assert [(step.session_id, step.version, step.mean, step.n) for step in values.steps] == [
         (session_id, 0, 0.0, 1),
@@ -129,22 +129,25 @@ def test_a_call_that_changes_nothing_is_no_step(client):
 
 
 def test_the_answer_has_a_value(client):
-    session_id = played(client, DISHES, task="chores/as-the-solution")
+    session_id = play_calls(client, DISHES, task="chores/as-the-solution")
     client.agent(client.get_session(session_id)).submit_answer("Nothing.")
     values = client.values(session_id)
     assert [call.advantage for call in values.calls] == [0.0]
     assert (values.answer.record["answer"], values.answer.before) == ("Nothing.", values.steps[-1])
     assert (values.answer.advantage, values.answer.after.finish) == (-1.0, "rollout")
     assert client.values(session_id, steps=[0]).answer is None
-    assert client.values(played(client, DISHES)).answer is None
+    assert client.values(play_calls(client, DISHES)).answer is None
 
 
 SLACK_DEPOSIT = {"recipient": "DE89370400440532013000", "amount": "2160.00", "subject": "Deposit of the new flat"}
 
 
-def test_the_best_way_to_finish_counts(client):
-    """The rollout pays the deposit with another text, then cancels a wrong order."""
-    session_id = played(
+def test_a_value_is_that_of_the_best_way_to_finish(client):
+    """The rollout pays the deposit with another text than the solution, then cancels a wrong order.
+
+    After the payment, the solution's calls would pay twice, but the missing calls alone still lead to a reward of 1.
+    """
+    session_id = play_calls(
         client,
         ("move_from_savings", {"amount": "3000.00"}),
         ("send_money", SLACK_DEPOSIT),
@@ -164,15 +167,15 @@ def test_the_best_way_to_finish_counts(client):
 
 def test_a_value_is_never_below_the_rollouts_own_reward(client):
     """Without a solution only the rollout itself shows that the task can be done."""
-    session_id = played(client, DISHES, task="chores/raises")
+    session_id = play_calls(client, DISHES, task="chores/raises")
     assert not client.get_task("chores/raises")["has_solution"]
-    values = client.values(played(client, ("do", {"chore": "missing"}), task="chores/raises"))
+    values = client.values(play_calls(client, ("do", {"chore": "missing"}), task="chores/raises"))
     assert [(step.mean, step.finish) for step in values.steps] == [(1.0, "rollout"), (1.0, "nothing")]
     assert [step.mean for step in client.values(session_id).steps] == [None, None]
 
 
 def test_kept_forks_show_the_best_line(client):
-    session_id = played(client, DISHES, DISHES, task="chores/as-the-solution")
+    session_id = play_calls(client, DISHES, DISHES, task="chores/as-the-solution")
     for _ in range(2):  # the second time, the rewards are cached
         values = client.values(session_id, keep=True, labels={"review": "1"})
         assert len({step.fork for step in values.steps}) == 3
@@ -188,18 +191,18 @@ def test_kept_forks_show_the_best_line(client):
 
 def test_a_forks_agent_has_the_rollouts_remaining_calls(client):
     """`dishes` allows three calls. The fork of the last step has none left, so `spoil` can't change its world."""
-    heard = []
+    attempts = []
 
     def spoil(agent, fork):
-        heard.append((fork["parent"]["version"], agent.run_function("do", {"chore": "windows"})["error"] is None))
+        attempts.append((fork["parent"]["version"], agent.run_function("do", {"chore": "windows"})["error"] is None))
 
-    session_id = played(client, DISHES, ("look", {}), ("look", {}))
+    session_id = play_calls(client, DISHES, ("look", {}), ("look", {}))
     assert [step.mean for step in client.values(session_id, finish=spoil).steps] == [0.0, 1.0]
-    assert sorted(heard) == [(0, True), (1, False)]
+    assert sorted(attempts) == [(0, True), (1, False)]
 
 
-def test_undone_calls_are_no_steps(client):
-    session_id = played(client, DISHES, DISHES)
+def test_undone_calls_are_not_steps(client):
+    session_id = play_calls(client, DISHES, DISHES)
     client.reset_session(session_id, version=1)
     client.agent(client.get_session(session_id)).run_function("do", {"chore": "windows"})
     values = client.values(session_id, finish=None)
@@ -209,22 +212,22 @@ def test_undone_calls_are_no_steps(client):
     assert [(step.version, step.mean) for step in client.values(fork["session_id"], finish=None).steps] == [(0, 1.0)]
 
 
-def test_the_remaining_solution_lacks_the_calls_made(client):
-    session_id = played(client, DISHES, task="chores/as-the-solution")
+def test_the_remaining_solution_omits_calls_already_made(client):
+    session_id = play_calls(client, DISHES, task="chores/as-the-solution")
     client.agent(client.get_session(session_id)).submit_answer("Nothing.")
     values = client.values(
         session_id, finish="solution"
     )  # the calls that solve `dishes`, twice, and an answer, which forks don't have
     assert [step.mean for step in values.steps] == [1.0, 1.0]
     assert [step.mean for step in client.values(session_id, finish=None).steps] == [0.0, 0.0]
-    half = played(client, ("move_from_savings", {"amount": 559.75}), task="bank/short-for-the-trip")
+    half = play_calls(client, ("move_from_savings", {"amount": 559.75}), task="bank/short-for-the-trip")
     assert [step.mean for step in client.values(half, finish="solution").steps] == [1.0, 1.0]  # "559.75" there
-    spoilt = played(client, ("do", {"chore": "windows"}))
+    spoilt = play_calls(client, ("do", {"chore": "windows"}))
     assert [step.mean for step in client.values(spoilt, finish="solution").steps] == [1.0, 0.0]
 
 
-def test_chosen_steps(client):
-    session_id = played(client, DISHES, DISHES)
+def test_values_are_computed_only_for_the_chosen_steps(client):
+    session_id = play_calls(client, DISHES, DISHES)
     values = client.values(session_id, finish=None, steps=[2, 1, 1])
     assert [step.version for step in values.steps] == [1, 2]
     assert [call.advantage for call in values.calls] == [-1.0]
@@ -232,14 +235,14 @@ def test_chosen_steps(client):
     assert (len(values.steps), values.calls) == (2, [])
 
 
-def test_invalid_forks_are_left_out_and_never_0(client):
+def test_invalid_forks_are_omitted_and_do_not_count_as_0(client):
     def some(agent, fork):
         if int(fork["labels"]["member"]) % 2:
-            agent.run_function("do", {"chore": "missing"})  # without it, the evaluator fails
+            agent.run_function("do", {"chore": "missing"})  # without this argument, the evaluator fails
 
-    (step,) = client.values(played(client, task="chores/raises"), k=5, finish=some).steps
+    (step,) = client.values(play_calls(client, task="chores/raises"), k=5, finish=some).steps
     assert (step.rewards, step.n, step.mean, step.standard_error, step.invalid) == ((1.0, 1.0), 2, 1.0, 0.0, 3)
-    values = client.values(played(client, DISHES, task="chores/raises"), k=2)
+    values = client.values(play_calls(client, DISHES, task="chores/raises"), k=2)
     assert [(step.mean, step.standard_error, step.invalid) for step in values.steps] == [(None, None, 2)] * 2
     assert values.calls[0].advantage is None
 
@@ -250,7 +253,7 @@ def test_a_fork_whose_finish_raises_is_reported_and_repeated(client):
             raise ValueError("broken")
         agent.run_function(*DISHES)
 
-    session_id = played(client)
+    session_id = play_calls(client)
     (step,) = client.values(session_id, k=3, finish=breaks).steps
     assert (step.n, step.mean, step.invalid, [str(each) for each in step.errors]) == (2, 1.0, 0, ["broken"])
     finished = []
@@ -262,7 +265,7 @@ def test_a_fork_whose_finish_raises_is_reported_and_repeated(client):
 
 
 def test_other_finishes_and_labels_have_separate_values(client):
-    session_id = played(client)
+    session_id = play_calls(client)
     assert [client.values(session_id, finish=each).steps[0].mean for each in (None, "solution")] == [0.0, 1.0]
     client.run_function(session_id, *DISHES)
     assert [step.mean for step in client.values(session_id, finish=None, k=2).steps] == [0.0, 1.0]
@@ -272,19 +275,19 @@ def test_other_finishes_and_labels_have_separate_values(client):
 
 
 def test_interrupted_forks_are_closed_and_created_again(client):
-    session_id = played(client)
+    session_id = play_calls(client)
     client.values(session_id, finish=None, k=2)
     labels = {"values": session_id, "finish": "nothing"}
     cut = client.fork_session(session_id, labels={**labels, "step": "0", "member": "2"})[0]["session_id"]
-    seen = []
-    assert client.values(session_id, finish=None, k=3, progress=seen.append).steps == seen
-    assert [each.n for each in seen] == [3]
+    reported_steps = []
+    assert client.values(session_id, finish=None, k=3, progress=reported_steps.append).steps == reported_steps
+    assert [each.n for each in reported_steps] == [3]
     with pytest.raises(ReplyError, match="session"):
         client.get_session(cut)
 
 
 class Busy(httpx.HTTPTransport):
-    """A client whose server has no room for the first fork of each batch."""
+    """A transport that refuses the first fork of each batch, as a server without room does."""
 
     refused = 0
 
@@ -306,7 +309,7 @@ class Busy(httpx.HTTPTransport):
 def test_forks_refused_for_lack_of_room_are_retried_once(url):
     busy = Busy()
     with Client(url, transport=busy) as client:
-        session_id = played(client, DISHES)
+        session_id = play_calls(client, DISHES)
         assert [(step.n, step.mean) for step in client.values(session_id, finish=None, k=3).steps] == [
             (3, 0.0),
             (3, 1.0),
@@ -344,16 +347,16 @@ def test_forks_of_a_seeded_rollout_draw_their_own_chance(client):
     def look(_agent, fork):
         seeds.append((fork["perturbations"]["seed"], fork["perturbations"]["rules"] == rules["rules"]))
 
-    client.values(played(client, perturbations=rules), k=2, finish=look)
+    client.values(play_calls(client, perturbations=rules), k=2, finish=look)
     assert sorted(seeds) == [("0/0", True), ("0/1", True)]
 
 
-def test_wrong_arguments_are_one_sentence(client, url):
+def test_wrong_arguments_are_a_one_sentence_error(client, url):
     async def coroutine_function(_agent, _fork):
         raise AssertionError
 
-    session_id = played(client, DISHES)
-    for wrong, said in {
+    session_id = play_calls(client, DISHES)
+    for wrong, kwargs in {
         "k must be a whole number, at least 1, not 0": {"k": 0},
         "concurrency must be a whole number, at least 1, not 0": {"concurrency": 0},
         "None or a list of them, not 'soluton'": {"finish": "soluton"},
@@ -363,7 +366,7 @@ def test_wrong_arguments_are_one_sentence(client, url):
         f"version 7 isn't a step of session {session_id}: use 0, 1": {"steps": [0, 7]},
     }.items():
         with pytest.raises(ValueError, match=wrong):
-            client.values(session_id, **said)
+            client.values(session_id, **kwargs)
     with pytest.raises(TypeError, match=r"finish is a coroutine function: use AsyncClient\.values"):
         client.values(session_id, finish=coroutine_function)
     with pytest.raises(TypeError, match="finish must be a coroutine function"):
@@ -382,7 +385,7 @@ def test_wrong_arguments_are_one_sentence(client, url):
 
 
 def test_closing_the_session_ends_values_and_leaves_no_fork(client):
-    session_id = played(client)
+    session_id = play_calls(client)
 
     def close(_agent, fork):
         client.close_session(fork["session_id"])
@@ -398,25 +401,25 @@ async def play_rollout(agent, session):
     await agent.submit_answer("Done.")
 
 
-async def groups(client, **more):
+async def groups(client, **options):
     tasks = ["chores/dishes", "chores/raises"]
-    return {group[0].task: group async for group in rollouts(client, tasks, play_rollout, group=2, **more)}
+    return {group[0].task: group async for group in rollouts(client, tasks, play_rollout, group=2, **options)}
 
 
 def test_rollouts_come_with_the_values_of_their_steps(url):
-    seen = []
-    tree = {"k": 2, "finish": None, "progress": lambda value: seen.append(value.session_id)}
+    sessions_played = []
+    tree = {"k": 2, "finish": None, "progress": lambda value: sessions_played.append(value.session_id)}
 
     async def work(client):
         results = [await groups(client, labels={"run": "tree"}, concurrency=3, tree=tree) for _ in range(2)]
         return results, await client.list_sessions(labels={"run": "tree"})
 
-    (first, again), sessions = in_async_code(url, work)
+    (first, repeated), sessions = in_async_code(url, work)
     assert [[step.mean for step in each.values.steps] for each in first["chores/dishes"]] == [[0.0], [0.0, 1.0]]
     assert all(each.values is None and each.error for each in first["chores/raises"])
-    assert [each.values for each in again["chores/dishes"]] == [each.values for each in first["chores/dishes"]]
+    assert [each.values for each in repeated["chores/dishes"]] == [each.values for each in first["chores/dishes"]]
     assert len(sessions) == 4  # a run has none of the forks
-    assert len(seen) == 2 * 3
+    assert len(sessions_played) == 2 * 3
     with pytest.raises(ValueError, match="k must be"):
         in_async_code(url, lambda client: groups(client, labels={"run": "wrong"}, tree={"k": -1}))
 
@@ -440,7 +443,7 @@ def test_a_thousand_forks_survive_kills_of_both_sides(tmp_path):
     with contextlib.ExitStack() as ending:
         server = ending.enter_context(server_process.served(tmp_path, *flags))
         with Client(server.url) as client:
-            session_id = played(client, DISHES, ("do", {"chore": "windows"}))
+            session_id = play_calls(client, DISHES, ("do", {"chore": "windows"}))
 
         def program():
             line = [sys.executable, "-c", PROGRAM, server.url, session_id]
@@ -450,7 +453,7 @@ def test_a_thousand_forks_survive_kills_of_both_sides(tmp_path):
             ending.callback(started.kill)
             return started
 
-        def noted():
+        def ledger_records():
             with Client(server.url) as client:
                 forks = client.list_sessions(labels={"values": session_id}, limit=1000)
                 ledger = [each["session_id"] for each in forks if "step" not in each["labels"]]
@@ -461,15 +464,15 @@ def test_a_thousand_forks_survive_kills_of_both_sides(tmp_path):
             return len(notes)
 
         first = program()
-        wait_until(lambda: noted() > 100)
+        wait_until(lambda: ledger_records() > 100)
         first.kill()
         first.wait(PATIENCE)
-        before = noted()
+        before = ledger_records()
         assert 100 < before < 1002
         second = program()
-        wait_until(lambda: noted() > before + 100)
+        wait_until(lambda: ledger_records() > before + 100)
         server.kill()
         server = ending.enter_context(server_process.served(tmp_path, *flags))
         printed, complained = second.communicate(timeout=PATIENCE * 3)
         assert printed == f"{[(334, 0.0 + (step == 0), 0, ()) for step in range(3)]}\n", complained
-        assert noted() == 1002
+        assert ledger_records() == 1002

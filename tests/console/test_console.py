@@ -69,8 +69,8 @@ def test_record_kinds_are_served_and_no_script_names_one(served):
     assert (reply.status_code, reply.headers["content-security-policy"]) == (200, POLICY)
     kinds = reply.json()
     assert kinds["call"] == {"title": "{function}", "content": "", "is_call": True, "is_message": False}
-    said = {"title": "message of the {role}", "content": "content", "is_call": False, "is_message": True}
-    assert kinds["message"] == said
+    display = {"title": "message of the {role}", "content": "content", "is_call": False, "is_message": True}
+    assert kinds["message"] == display
     assert set(kinds) == {"call", "reset", "message", "answer", "verdict", "turn", "failure", "event"}
     named = rf"""kind\)? *[!=]== *["'](?:{"|".join(kinds)})["']"""
     assert {name: matches for name, text in SCRIPTS.items() if (matches := re.findall(named, text))} == {}
@@ -94,8 +94,8 @@ def test_vendored_files_are_served_like_other_files(served, name):
 
 def test_unchanged_file_is_not_sent_again(served):
     tag = served.http.get("/console/main.js").headers["etag"]
-    again = served.http.get("/console/main.js", headers={"If-None-Match": f'"other", {tag}'})
-    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    reply = served.http.get("/console/main.js", headers={"If-None-Match": f'"other", {tag}'})
+    assert (reply.status_code, reply.content, reply.headers["etag"]) == (304, b"", tag)
     assert served.http.get("/console/main.js", headers={"If-None-Match": '"other"'}).status_code == 200
 
 
@@ -111,7 +111,7 @@ def test_files_are_compressed_for_browsers_that_accept_it(served):
         assert (reply.headers.get("content-encoding"), reply.content) == (coding, plain.content)
 
 
-def test_no_browser_takes_an_answer_for_a_page(served):
+def test_no_browser_interprets_an_answer_as_a_page(served):
     for method in ("list_sessions", "nothing"):
         reply = served.http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": method})
         assert reply.headers["x-content-type-options"] == "nosniff"
@@ -167,8 +167,8 @@ def test_no_script_turns_text_into_markup_or_code():
 
 def test_console_loads_nothing_from_other_servers():
     addresses = {name: re.findall(r"""(?:https?:)?//[\w.-]+\.\w+[^\s"']*""", text) for name, text in FILES.items()}
-    assert {name for name, found in addresses.items() if found} == {"icon.svg", "runs_chart.js"}
-    assert {found for each in addresses.values() for found in each} == {"http://www.w3.org/2000/svg"}
+    assert {name for name, urls in addresses.items() if urls} == {"icon.svg", "runs_chart.js"}
+    assert {urls for each in addresses.values() for urls in each} == {"http://www.w3.org/2000/svg"}
     imported = {
         module
         for text in SCRIPTS.values()
@@ -195,14 +195,14 @@ def test_formatter_linter_and_types_report_nothing(tmp_path):
     for folder, names in {CHECKS: ["package.json", "biome.json", "tsconfig.json"], FOLDER: FILES}.items():
         for name in names:
             shutil.copy(folder / name, tmp_path)
-    for name, path in VIEWS.items():  # next to each other, as they are served
-        place = tmp_path / "views" / name.split("/")[1] / path.name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
+    for name, path in VIEWS.items():  # the checks need all files in the folder from which they are served
+        target = tmp_path / "views" / name.split("/")[1] / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
     for name in USED:
-        place = tmp_path / "vendored" / name.replace(".js", ".d.ts")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(CHECKS / "jsdiff.d.ts", place)
+        target = tmp_path / "vendored" / name.replace(".js", ".d.ts")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(CHECKS / "jsdiff.d.ts", target)
     quiet = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
     subprocess.run(quiet, cwd=tmp_path, check=True, timeout=PATIENCE)
     checked = subprocess.run(["npm", "run", "check"], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -197,7 +197,7 @@ def test_find_the_call_that_moved_money_and_replay_without_it(page, server):
     assert [r["function"] for r in server.rpc("get_trace", session_id=fork)] == ["get_balance", "send_money"]
     assert balance(server, session_id) == "405.25"
     labels = server.rpc("get_session", session_id=fork)["labels"]
-    assert labels == {"console": "without step 3 send_money"}  # so that the fork isn't part of the run
+    assert labels == {"console": "without step 3 send_money"}  # without labels the fork isn't part of the run
 
 
 def test_reset_to_a_step_needs_a_confirmation(page, server):
@@ -259,14 +259,14 @@ def test_back_reload_and_links_lead_to_the_same_step(page, server):
     page.sees("Step 1: send_money")
     page.click("move_to_savings", ".steps a")
     page.sees("Step 2: move_to_savings", "World at version 2")
-    shown = page.hash
+    address = page.hash
     page.driver.back()
     page.sees("Step 1: send_money", "World at version 1")
     page.driver.forward()
     page.sees("Step 2: move_to_savings")
     page.driver.refresh()
     page.sees("Step 2: move_to_savings", "World at version 2")
-    assert page.hash == shown
+    assert page.hash == address
 
 
 def test_forks_are_listed_under_parents_and_labels_filter(page, server):
@@ -349,22 +349,28 @@ def test_content_of_a_session_is_always_shown_as_text(page, server):
     server.call(session_id, "give_up", text=MARKUP)
     server.call(session_id, MARKUP[:40])
     (fork,) = server.rpc("fork_session", session_id=session_id, version=1)
-    places = ["#/sessions", "#/new", "#/toolpacks", "#/toolpacks/pages", f"#/compare/{session_id}/{fork['session_id']}"]
-    places += [f"#/sessions/{session_id}?record={n}" for n in range(5)]
-    places += [f"#/sessions/{session_id}?run={name}" for name in ("write", "plan")]
-    places += [f"#/sessions/{MARKUP}", f"#/{MARKUP}", f"#/toolpacks/{MARKUP}", f"#/sessions?label={MARKUP}"]
-    for place in places:
-        page.open(place)
+    addresses = [
+        "#/sessions",
+        "#/new",
+        "#/toolpacks",
+        "#/toolpacks/pages",
+        f"#/compare/{session_id}/{fork['session_id']}",
+    ]
+    addresses += [f"#/sessions/{session_id}?record={n}" for n in range(5)]
+    addresses += [f"#/sessions/{session_id}?run={name}" for name in ("write", "plan")]
+    addresses += [f"#/sessions/{MARKUP}", f"#/{MARKUP}", f"#/toolpacks/{MARKUP}", f"#/sessions?label={MARKUP}"]
+    for address in addresses:
+        page.open(address)
         page.until(
             lambda: page.run("return !document.querySelector('[aria-busy]') && document.body.innerText.length > 60"),
-            place,
+            address,
         )
         page.run("for (const closed of document.querySelectorAll('details')) closed.open = true")
         page.run("for (const item of document.querySelectorAll('[aria-expanded=false] > .row')) item.click()")
         assert page.run("return document.querySelectorAll('main :is(img, script, svg, iframe, object)').length") == 0, (
-            place
+            address
         )
-        assert page.run("return [window.ran, window.violations, window.problems]") == [0, [], []], place
+        assert page.run("return [window.ran, window.violations, window.problems]") == [0, [], []], address
     page.open(f"#/sessions/{session_id}?record=0")
     page.sees(MARKUP)
     page.open(f"#/sessions/{session_id}?record=1")
@@ -567,7 +573,7 @@ def test_outage_messages_disappear_after_the_outage(page, server):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ("new Response('<html>', {status: 503})", "answered HTTP 503"),
         ('new Response(\'{"error": {"message": "Too many."}}\', {status: 429})', "Too many."),
@@ -576,12 +582,12 @@ def test_outage_messages_disappear_after_the_outage(page, server):
     ],
     ids=["restart", "many", "cut", "stopping"],
 )
-def test_list_recovers_by_itself_after_a_restart(page, server, answer, said):
+def test_list_recovers_by_itself_after_a_restart(page, server, answer, message):
     session_id = bank(server)
     page.open("#/sessions")
     page.find(".sessions", session_id[:8])
     page.run(f"window.there = fetch; window.fetch = async () => {answer}")
-    page.find(".problem", said)
+    page.find(".problem", message)
     page.run("window.fetch = window.there")
     page.find(".sessions", session_id[:8])
     assert page.driver.find_elements("css selector", ".problem, #status .bad") == []
@@ -595,11 +601,11 @@ def test_session_is_one_line_with_full_names_in_tooltips(page, server):
     server.call(session_id, "no_such_function")
     page.open("#/sessions")
     page.find(".sessions tbody tr", session_id[:8])
-    read = (
+    script = (
         "const row = [...document.querySelectorAll('.sessions tbody tr')].find((row) => row.innerText.includes("
         "arguments[0])); return [row.innerText, ...[...row.cells].map((cell) => cell.title)]"
     )
-    text, *titles = page.run(read, session_id[:8])  # in one call, because the list may be drawn again
+    text, *titles = page.run(script, session_id[:8])  # in one call, because the list may be drawn again
     assert {f"experiment={label['experiment']}", ", ".join(toolpacks)} <= set(titles)
     assert "2 (1 error)" in text
     assert "no_such_function" in text
@@ -770,14 +776,14 @@ def test_changed_line_of_a_long_text_and_its_words_are_marked(page, server):
     lines[299] = lines[299].replace("return 2100", "return 2101")
     server.call(session_id, "write", name="code", content="\n".join(lines) + "\n")
     page.open(f"#/sessions/{session_id}?version=2")
-    for place in (".changes", ".tree"):
-        changed = page.find(f"{place} .lines")
+    for css in (".changes", ".tree"):
+        changed = page.find(f"{css} .lines")
         assert [row.text for row in changed.find_elements("css selector", ".removed, .added")] == [
             "300\n-\n300: def function_300(self): return 2100",
             "300\n+\n300: def function_300(self): return 2101",
             "400\n-\n400: def function_400(self): return 2800 (no line break at the end)",
             "400\n+\n400: def function_400(self): return 2800",
-        ], place
+        ], css
         words = [mark.text for mark in changed.find_elements("css selector", "mark")]
         assert words[:2] == ["2100", "2101"]
         assert "297 equal lines" in changed.text
@@ -788,9 +794,9 @@ def test_changed_line_of_a_long_text_and_its_words_are_marked(page, server):
     server.call(session_id, "write", name="line", content=one + "yes" + " word" * 1000)
     server.call(session_id, "write", name="line", content=one + "no" + " word" * 1000)
     page.open(f"#/sessions/{session_id}?version=4")
-    shown = page.find(".changes .lines")
-    assert [mark.text for mark in shown.find_elements("css selector", "mark")] == ["yes", "no"]
-    assert "4,940 characters" in shown.text
+    element = page.find(".changes .lines")
+    assert [mark.text for mark in element.find_elements("css selector", "mark")] == ["yes", "no"]
+    assert "4,940 characters" in element.text
 
 
 def test_similar_numbers_and_texts_are_shown_and_copied_exactly(page, server):
@@ -859,9 +865,9 @@ def test_large_table_has_pages_and_marks_changed_rows(page, server):
     page.open(f"#/sessions/{session_id}?version=2")
     page.sees("/stall/db/filler/1101/text", "it changed")
     assert "it changed" in page.find(".tree li.inside", "1101").text
-    for shown in (100, 200):
+    for row_count in (100, 200):
         page.click("Show 100 rows more")
-        page.until(lambda shown=shown: len(rows(page)) == 2 + shown, f"{shown} rows")
+        page.until(lambda row_count=row_count: len(rows(page)) == 2 + row_count, f"{row_count} rows")
     assert rows(page)[2:4] == ["1: ", "2: "]
 
 
@@ -886,11 +892,11 @@ def test_files_are_shown_in_folders_and_can_be_downloaded(page, server, tmp_path
     page.find(".changes code", "/papers/files/src/lib/deep/a b.py")
     page.find(".did", "files/src/lib/deep/a b.py")
     page.find(".tree .changed > .row", "a b.py: 1.8 KiB")
-    shown = page.run(
+    names = page.run(
         "return [...document.querySelectorAll('.tree .row')].map((row) => row.innerText.replace(/\\s+/g, ' ').trim())"
     )
     for expected in ("src/1 change", "deep/1 change", "link: → lib", "caf\\xe9.bin: 2 B", "void: an empty folder"):
-        assert expected in shown, shown
+        assert expected in names, names
     for row, name, content in (
         ("big.txt: 1.0 MiB", "big.txt", b"b" * 1_100_000),  # The world has only the size of this file.
         ("caf\\xe9.bin: 2 B", "caf_xe9.bin", b"\xff\0"),
@@ -1054,17 +1060,17 @@ def test_dropped_audit_report_shows_findings_and_repeats_attempt(page, server):
 def test_every_view_fits_into_400_pixels(page, server, dark):
     session_id = bank(server, *THREE, labels={"experiment": "a-rather-long-name-of-an-experiment"})
     page.resize(400, dark=dark)
-    places = ["", f"/{session_id}", f"/{session_id}?run=create_standing_order"]
-    for place in [f"#/sessions{place}" for place in places] + [
+    paths = ["", f"/{session_id}", f"/{session_id}?run=create_standing_order"]
+    for path in [f"#/sessions{path}" for path in paths] + [
         "#/new",
         f"#/compare/{session_id}/{session_id}?a=0",
         "#/toolpacks/bank",
     ]:
-        page.open(place)
+        page.open(path)
         page.until(
-            lambda: page.run("return !document.querySelector('[aria-busy]') && document.querySelector('h1, h2')"), place
+            lambda: page.run("return !document.querySelector('[aria-busy]') && document.querySelector('h1, h2')"), path
         )
-        assert page.run("return document.documentElement.scrollWidth") <= 400, place
+        assert page.run("return document.documentElement.scrollWidth") <= 400, path
     background = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", background))) < 200) is dark
 
@@ -1142,14 +1148,14 @@ def test_forks_of_a_session_are_shown_as_a_tree(page, server):
     page.open(f"#/sessions/{inner['session_id']}")
     page.click("Forks", ".tabs a")
     page.sees("At least 314 sessions: the forks of some weren't searched.", "and 13 forks more")
-    ways = page.run(
+    edges = page.run(
         "return [...document.querySelectorAll('.family .this')].map((each) => {"
         "  const way = [];"
         "  for (let item = each.closest('li'); item; item = item.parentElement.closest('li'))"
         "    way.unshift(item.querySelector('a').innerText);"
         "  return way; })"
     )
-    assert ways == [[root[:8], two[:8], inner["session_id"][:8]]]  # though hundreds of forks come before it
+    assert edges == [[root[:8], two[:8], inner["session_id"][:8]]]  # though hundreds of forks come before it
     page.click(root[:8], ".family a")
     page.at(f"#/sessions/{root}?forks=")
     page.sees("312 forks")
@@ -1189,7 +1195,7 @@ def test_review_leads_from_the_losing_call_to_a_winning_fork(page, server):
     assert "run=cancel_standing_order" in page.at(f"#/sessions/{session_id}?version=1")
     assert page.field("order_id").get_attribute("value") == "3"
     page.run("history.back()")
-    (fork,) = server.rpc("list_sessions", labels={"review": session_id, "line": "best"})  # opened twice, made once
+    (fork,) = server.rpc("list_sessions", labels={"review": session_id, "line": "best"})  # clicked twice, created once
     assert server.rpc("evaluate_session", session_id=fork["session_id"])["passed"]
     assert page.run("return window.ran") == 0
 
@@ -1303,8 +1309,8 @@ def test_messages_show_participants_by_name_and_roles_as_roles(page, server):
     act("agent", "submit_answer", answer="Goodbye.")  # The answer appears by itself, and open parts stay open.
     page.find(".talk .said", "Goodbye.")
     assert page.find(".talk pre", "1840.25")
-    said = [" ".join(each.text.split("\n")) for each in page.driver.find_elements("css selector", ".talk .said")]
-    assert [re.sub(r" \d.*step", " step", each) for each in said] == [
+    texts = [" ".join(each.text.split("\n")) for each in page.driver.find_elements("css selector", ".talk .said")]
+    assert [re.sub(r" \d.*step", " step", each) for each in texts] == [
         "customer to agent step 0 So little?",
         "role user step 2 Aside.",
         "agent answer step 3 Goodbye.",

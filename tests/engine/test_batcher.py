@@ -1,4 +1,4 @@
-"""Sessions that are created or closed at the same time are handled as one batch, and none waits for another."""
+"""Requests to create or close sessions are handled in batches, and no request waits for another in its batch."""
 
 import asyncio
 
@@ -9,18 +9,18 @@ from toolpack_server.base.errors import DeadlineError, OverloadedError
 from toolpack_server.engine.batcher import BATCH_MAX, Batcher
 
 
-class Errands:
-    """Runs jobs when the test asks for it."""
+class PendingJobs:
+    """Stand-in for the worker's threads: it holds jobs until the test runs them."""
 
     def __init__(self):
         self.waiting = []
 
     def do(self, *, timed_out=False):
-        errands, self.waiting[:] = [*self.waiting], []
-        for errand in errands:
-            errand.run()
-            errand.complete(timed_out=timed_out)
-            errand.deliver()
+        pending, self.waiting[:] = [*self.waiting], []
+        for job in pending:
+            job.run()
+            job.complete(timed_out=timed_out)
+            job.deliver()
 
 
 @pytest.fixture
@@ -28,19 +28,19 @@ def together():
     """Run a test with a `Batcher` that doubles numbers or refuses them. Return the batches that it ran."""
 
     def run(test, refuse=lambda _: False):
-        done = []
+        batches = []
 
         async def main():
-            errands = Errands()
+            pending = PendingJobs()
 
             def work(numbers):
-                done.append([*numbers])
+                batches.append([*numbers])
                 return [OverloadedError(f"not {each}") if refuse(numbers) else 2 * each for each in numbers]
 
-            await test(Batcher(errands.waiting.append, work, 1.0, "it may be done"), errands)
+            await test(Batcher(pending.waiting.append, work, 1.0, "it may be done"), pending)
 
         asyncio.run(main())
-        return done
+        return batches
 
     return run
 
@@ -50,73 +50,73 @@ def outcomes(futures):
 
 
 def test_requests_that_wait_together_run_as_one_batch(together):
-    async def test(doubling, errands):
+    async def test(doubling, pending):
         first = [doubling.do(number) for number in range(3)]
-        assert len(errands.waiting) == 1
-        errands.do()
+        assert len(pending.waiting) == 1
+        pending.do()
         second = doubling.do(3)
-        errands.do()
+        pending.do()
         assert outcomes([*first, second]) == [0, 2, 4, 6]
 
     assert together(test) == [[0, 1, 2], [3]]
 
 
 def test_a_batch_has_a_maximum_size(together):
-    async def test(doubling, errands):
+    async def test(doubling, pending):
         futures = [doubling.do(number) for number in range(BATCH_MAX + 2)]
-        errands.do()
+        pending.do()
         await asyncio.sleep(0)  # the next one is submitted on the event loop
-        errands.do()
+        pending.do()
         assert outcomes(futures) == [*range(0, 2 * BATCH_MAX + 4, 2)]
 
     assert [*map(len, together(test))] == [BATCH_MAX, 2]
 
 
 def test_a_refused_batch_is_retried_one_by_one(together):
-    async def test(doubling, errands):
+    async def test(doubling, pending):
         futures = [doubling.do(number) for number in range(3)]
-        errands.do()
-        errands.do()
+        pending.do()
+        pending.do()
         assert [*map(str, outcomes(futures))] == ["0", "not 1", "4"]
 
     assert together(test, refuse=lambda numbers: 1 in numbers) == [[0, 1, 2], [0], [1], [2]]
 
 
 def test_requests_past_their_deadline_are_not_retried(together):
-    async def test(doubling, errands):
+    async def test(doubling, pending):
         futures = [doubling.do(number) for number in range(2)]
-        errands.do(timed_out=True)
-        assert not errands.waiting
+        pending.do(timed_out=True)
+        assert not pending.waiting
         assert [type(each) for each in outcomes(futures)] == [DeadlineError, DeadlineError]
         assert "; it may be done." in str(futures[0].exception())
 
     together(test)
 
 
-def test_a_gone_client_blocks_no_other_answer(together):
-    async def test(doubling, errands):
-        left, waits = doubling.do(1), doubling.do(2)
-        left.cancel()
-        errands.do()
+def test_a_disconnected_client_blocks_no_other_answer(together):
+    async def test(doubling, pending):
+        gone_request, waits = doubling.do(1), doubling.do(2)
+        gone_request.cancel()
+        pending.do()
         assert waits.result() == 4
 
     together(test)
 
 
 def test_requests_refused_before_they_begin_are_answered(together):
-    async def test(doubling, errands):
+    async def test(doubling, pending):
         futures = [doubling.do(number) for number in range(2)]
         for _ in range(2):  # first together, then alone
-            refused, errands.waiting[:] = [*errands.waiting], []
-            for errand in refused:
-                errand.error = OverloadedError("stopping")
-                errand.deliver()
+            refused, pending.waiting[:] = [*pending.waiting], []
+            for job in refused:
+                job.error = OverloadedError("stopping")
+                job.deliver()
         assert [*map(str, outcomes(futures))] == ["stopping", "stopping"]
 
     assert together(test) == []
 
 
-def ended(futures):
+def results_and_codes(futures):
     """Return the results of requests, and the codes of refused ones."""
     sizes = []
     for future in futures:
@@ -131,20 +131,20 @@ def ended(futures):
 def test_a_crowd_is_created_and_closed_in_few_steps_of_the_store(stored_bench, repeatable):
     bench, created, deleted = stored_bench, [], []
     create, delete = bench.store.create, bench.store.delete
-    bench.create()  # its environment is built
-    bench.store.create = lambda sessions, *given: (create(sessions, *given), created.append(len(sessions)))
+    bench.create()  # from now on the initial environment is cached
+    bench.store.create = lambda sessions, *arguments: (create(sessions, *arguments), created.append(len(sessions)))
     bench.store.delete = lambda ids: (delete(ids), deleted.append(len(ids)))[0]
     params = {"toolpacks": ["ledger"], "labels": {"of": "crowd"}}
     with bench.paused():
         call_ids = [f"c{number}" if repeatable else None for number in range(100)]
         sessions = [bench.later("create_session", call_id=each, **params) for each in call_ids]
-    ids = [session["session_id"] for session in ended(sessions)]
+    ids = [session["session_id"] for session in results_and_codes(sessions)]
     assert len({*ids}) == sum(created) == 100
     assert max(created) > 1
     assert bench.call(ids[7], "add", amount=3)["result"] == 3
     with bench.paused():
         closing = [bench.later("close_session", session_id=each) for each in ids]
-    assert ended(closing) == [True] * 100
+    assert results_and_codes(closing) == [True] * 100
     assert sum(deleted) == 100
     assert max(deleted) > 1
     assert bench.store.count() == 1
@@ -160,7 +160,7 @@ def test_sessions_of_a_crowd_have_their_own_parameters(bench):
     ]
     with bench.paused():
         futures = [bench.later("create_session", **each) for each in parameters]
-    for each, session in zip(parameters, ended(futures), strict=True):
+    for each, session in zip(parameters, results_and_codes(futures), strict=True):
         stored, _ = bench.store.get(session["session_id"])
         assert (stored.owner, session["toolpacks"], stored.labels, stored.ttl_seconds) == (
             each["owner"], each["toolpacks"], each["labels"], each["ttl_seconds"]
@@ -176,7 +176,7 @@ def test_duplicates_in_a_crowd_create_one_session(stored_bench):
     ]
     with bench.paused():
         futures = [bench.later("create_session", toolpacks=["ledger"], **each) for each in parameters]
-    answers = ended(futures)
+    answers = results_and_codes(futures)
     assert answers[0] == was_there
     for number, answer in enumerate(answers):
         assert answer == (-32009 if number > 14 else answers[number % 5]), number
@@ -189,7 +189,7 @@ def test_a_crowd_creates_sessions_up_to_the_limit(make_bench):
     bench.create()
     with bench.paused():
         futures = [bench.later("create_session", toolpacks=["ledger"]) for _ in range(20)]
-    codes = ended(futures)
+    codes = results_and_codes(futures)
     assert sum(isinstance(each, dict) for each in codes) == 6
     assert codes.count(-32007) == 14
     assert bench.store.count() == 7
@@ -201,7 +201,7 @@ def test_in_a_crowd_each_owners_limit_is_its_own(make_bench):
         bench.create(owner="bob")
     with bench.paused():
         futures = [bench.later("create_session", owner=each, toolpacks=["ledger"]) for each in ("eve", "ann", "bob")]
-    *created, refused = ended(futures)
+    *created, refused = results_and_codes(futures)
     assert all(isinstance(each, dict) for each in created)
     assert refused == -32007
 
@@ -213,7 +213,7 @@ def test_each_close_gets_its_own_result(bench):
         futures = [
             bench.later("close_session", session_id=each, owner="ann") for each in (own, of_bob, "0" * 48, twice, twice)
         ]
-    closed = ended(futures)
+    closed = results_and_codes(futures)
     assert closed[:3] == [True, -32001, -32001]
     assert sorted(closed[3:], key=str) == [-32001, True]
     assert [bench.store.get(each) is None for each in (own, twice, of_bob)] == [True, True, False]
@@ -221,7 +221,7 @@ def test_each_close_gets_its_own_result(bench):
 
 def test_a_close_after_another_close_is_refused(bench):
     session = bench.create()
-    bench.result(session, "add", amount=1)  # it is in the cache, with its owner
+    bench.result(session, "add", amount=1)  # now the session and its owner are cached
     bench.store.delete([session])
     with pytest.raises(RpcError, match="No session has this id"):
         bench.rpc("close_session", session_id=session)
@@ -229,7 +229,7 @@ def test_a_close_after_another_close_is_refused(bench):
         bench.result(session, "add", amount=1)
 
 
-def test_rows_of_closed_sessions_go_with_the_next_sweep(make_bench, store_url):
+def test_the_next_sweep_deletes_rows_of_closed_sessions(make_bench, store_url):
     bench = make_bench(store=store_url("sqlite"))
     session = bench.create()
     bench.result(session, "add", amount=1)

@@ -1,7 +1,7 @@
-"""Caches of sessions in a worker: they only save time. If another worker makes an entry stale, answers stay right.
+"""A worker's caches of sessions: if another worker makes an entry stale, answers stay right.
 
-`engine/state.py` lists the cached values, the requests that make them stale, and the checks that notice. Each has a
-test.
+`engine/state.py` lists the cached values, the requests that make them stale, and the checks that detect stale values.
+Each cached value has a test here.
 """
 
 import random
@@ -28,7 +28,7 @@ needs_executors = pytest.mark.skipif(sys.platform != "linux", reason="executors 
 
 
 @pytest.fixture
-def two(isolation):  # noqa: ARG001 - must be set before
+def worker_pair(isolation):  # noqa: ARG001 - must be set before
     """Return two workers that share a store."""
     store = SharedMemory()
     with Bench(store=store) as first, Bench(store=store) as second:
@@ -52,8 +52,8 @@ def states(bench, session_id):
 
 
 @serving.in_both
-def test_a_session_that_another_worker_has_closed_is_gone(two):
-    first, second = two
+def test_a_session_that_another_worker_has_closed_is_gone(worker_pair):
+    first, second = worker_pair
     session = first.rpc("create_session", toolpacks=["ledger"])
     session_id, key = session["session_id"], session["agent_path"].removeprefix("/agents/")
     first.result(session_id, "add", amount=1)
@@ -65,16 +65,16 @@ def test_a_session_that_another_worker_has_closed_is_gone(two):
         refused(-32001, first.rpc, method, session_id=session_id)
 
 
-@pytest.mark.parametrize("asked", [{"function": "total"}, {}, None], ids=["call", "list", "closed here"])
-def test_an_agents_key_of_a_session_that_is_gone_is_forgotten(two, asked):
-    first, second = two
+@pytest.mark.parametrize("params", [{"function": "total"}, {}, None], ids=["call", "list", "closed here"])
+def test_an_agents_key_of_a_closed_session_is_forgotten(worker_pair, params):
+    first, second = worker_pair
     session = first.rpc("create_session", toolpacks=["ledger"])
     key = session["agent_path"].removeprefix("/agents/")
     assert first.rpc("run_function", agent_key=key, function="total")["result"] == 0
     assert key in first.sessions._agents
-    (first if asked is None else second).rpc("close_session", session_id=session["session_id"])
-    if asked is not None:
-        refused(-32001, first.rpc, "run_function" if asked else "list_functions", agent_key=key, **asked)
+    (first if params is None else second).rpc("close_session", session_id=session["session_id"])
+    if params is not None:
+        refused(-32001, first.rpc, "run_function" if params else "list_functions", agent_key=key, **params)
     assert key not in first.sessions._agents
 
 
@@ -82,35 +82,37 @@ def test_an_agents_key_of_a_session_that_is_gone_is_forgotten(two, asked):
 
 
 @serving.in_both
-def test_commits_of_other_workers_are_visible(two):
-    first, second = two
+def test_commits_of_other_workers_are_visible(worker_pair):
+    first, second = worker_pair
     session_id = first.create("ledger")
     total = 0
     for turn in range(12):
-        bench = two[turn % 3 % 2]
+        bench = worker_pair[turn % 3 % 2]
         total += turn
         assert bench.result(session_id, "add", amount=turn) == total
-        assert two[turn % 2].version(session_id) == turn + 1
+        assert worker_pair[turn % 2].version(session_id) == turn + 1
     second.rpc("reset_session", session_id=session_id, version=3)
     assert first.result(session_id, "add", amount=5) == 0 + 1 + 2 + 5
     refused(-32005, first.call, session_id, "add", {"expected_version": 12}, amount=1)
-    path = [[record["index"] for record in each.rpc("get_trace", session_id=session_id, path=True)] for each in two]
+    path = [
+        [record["index"] for record in each.rpc("get_trace", session_id=session_id, path=True)] for each in worker_pair
+    ]
     assert path == [[0, 1, 2, 13]] * 2
 
 
-def test_a_call_id_that_another_worker_has_used_is_known(two):
-    first, second = two
+def test_a_call_id_that_another_worker_has_used_is_known(worker_pair):
+    first, second = worker_pair
     session_id = first.create("ledger")
     runs = ledger.runs.count("add")
     answers = [each.call(session_id, "add", {"call_id": "once"}, amount=7) for each in (first, second, first)]
     assert answers == [{"result": 7, "error": None}] * 3
     assert ledger.runs.count("add") == runs + 1
-    for each in two:
+    for each in worker_pair:
         refused(-32009, each.call, session_id, "add", {"call_id": "once"}, amount=8)
 
 
-def test_a_commit_that_is_refused_leaves_no_call_id(two):
-    first, _ = two
+def test_a_refused_commit_leaves_no_call_id(worker_pair):
+    first, _ = worker_pair
     session_id = first.create("ledger")
     assert first.call(session_id, "add", {"call_id": "a"}, amount=1)["result"] == 1
     commit, first.store.commit = first.store.commit, lambda commits: [False] * len(commits)
@@ -118,11 +120,11 @@ def test_a_commit_that_is_refused_leaves_no_call_id(two):
         refused(-32006, first.call, session_id, "add", {"call_id": "b"}, amount=1)
     finally:
         first.store.commit = commit
-    assert [each.call(session_id, "add", {"call_id": "b"}, amount=1)["result"] for each in two] == [2, 2]
+    assert [each.call(session_id, "add", {"call_id": "b"}, amount=1)["result"] for each in worker_pair] == [2, 2]
 
 
-def test_a_worker_presumed_dead_commits_nothing(two):
-    first, second = two
+def test_a_worker_presumed_dead_commits_nothing(worker_pair):
+    first, second = worker_pair
     session_id = first.create("ledger")
     first.result(session_id, "add", amount=1)
     gate = ledger.gates["taken"] = threading.Event()
@@ -145,7 +147,7 @@ def test_a_worker_presumed_dead_commits_nothing(two):
 # Counters and digests
 
 
-def counted():
+def catalog_with_limit():
     pack = Toolpack("counted", TaskEnvironment)
 
     @pack.function(read_only=True)
@@ -159,7 +161,7 @@ def counted():
 
 def test_calls_at_other_workers_count_for_an_agents_limit():
     store = SharedMemory()
-    with Bench(counted(), store=store) as first, Bench(counted(), store=store) as second:
+    with Bench(catalog_with_limit(), store=store) as first, Bench(catalog_with_limit(), store=store) as second:
         session = first.rpc("create_session", task="counted/three")
         key = session["agent_path"].removeprefix("/agents/")
         called = [
@@ -229,8 +231,8 @@ def test_bytes_stored_by_other_workers_count_in_a_session():
         assert errors == ["ToolNotFoundError"] * 4 + ["TooLargeError"] * 2
 
 
-def test_a_session_renewed_by_another_worker_lives_on(two, clock):
-    first, second = two
+def test_a_session_renewed_by_another_worker_lives_on(worker_pair, clock):
+    first, second = worker_pair
     session_id = first.create("ledger", ttl_seconds=100)
     first.result(session_id, "total")
     clock.move(90)
@@ -240,14 +242,14 @@ def test_a_session_renewed_by_another_worker_lives_on(two, clock):
     first.rpc("get_trace", session_id=session_id)
     assert first.store.get(session_id)[0].expires_at >= renewed
     clock.move(20)
-    counted = first.store.count_time(clock.time())
-    assert list(first.store.delete_expired(counted.now, 10)) == []
+    store_time = first.store.count_time(clock.time())
+    assert list(first.store.delete_expired(store_time.now, 10)) == []
     first.result(session_id, "total")
     assert first.store.get(session_id)[0].expires_at == pytest.approx(clock.time() + 105)
 
 
-def test_each_sweep_adopts_the_time_of_the_store(two):
-    first, _ = two
+def test_each_sweep_adopts_the_time_of_the_store(worker_pair):
+    first, _ = worker_pair
     with first.sweeping() as look:
         first.sessions.queues.clock.ahead += 5000
         look(2)
@@ -265,7 +267,7 @@ def test_databases_and_files_move_between_workers_and_servers(store_url, history
     store = store_url("sqlite")
     stores = [open_store(store, exclusive=False) for _ in range(2)]
     turns = random.Random(1)
-    more = {"max_result_bytes": 2**26, "keep_versions": 1000, **settings}
-    with serving.moving(turns.choice, *stores, catalog=WITH_VOLUMES, **more) as moving:
+    options = {"max_result_bytes": 2**26, "keep_versions": 1000, **settings}
+    with serving.moving(turns.choice, *stores, catalog=WITH_VOLUMES, **options) as moving:
         for seed in range(2):
             history(moving, seed, steps=12)

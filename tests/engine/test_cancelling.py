@@ -18,7 +18,7 @@ def gate(name):
 
 def cancel(bench, session_id, call):
     assert call.cancel()
-    bench.rpc("get_session", session_id=session_id)  # the event loop has turned
+    bench.rpc("get_session", session_id=session_id)  # wait for a turn of the event loop
 
 
 def trace(bench, session_id):
@@ -36,7 +36,7 @@ def test_a_running_call_is_abandoned_as_at_a_deadline(stored_bench, function):
     running = stored_bench.later_call(session_id, function, {"call_id": "c"}, name=name)
     started(stored_bench, "the function")
     cancel(stored_bench, session_id, running)
-    # The id is free, and the session continues though the function may still run.
+    # The call_id is free, and the session continues, although the function may still run.
     assert stored_bench.call(session_id, "add", {"call_id": "c"}, amount=5)["result"] == 5
     opened.set()
     assert stored_bench.version(session_id) == 1
@@ -48,7 +48,7 @@ def test_two_abandoned_functions_block_only_their_session(bench):
     for name in ("left 1", "left 2"):
         gate(name)
         running = bench.later_call(session_id, "add_and_hold", name=name)
-        # Wait until the function waits in code that can't be interrupted. Otherwise it would end, not be abandoned.
+        # Wait until the function waits where it can't be interrupted. Otherwise it would be ended, not abandoned.
         wait_until(lambda: ledger.gates[name]._cond._waiters, "the function at its gate")  # noqa: B023
         cancel(bench, session_id, running)
     behind = bench.later_call(session_id, "add", amount=1)
@@ -87,11 +87,11 @@ class Given:
 
 def test_a_call_abandoned_before_it_got_a_slot_counts(monkeypatch):
     monkeypatch.setattr(lanes, "RESERVE", 0)
-    held = Lanes(Settings(max_threads=1), Pace(), Backlog())
+    lanes_of_one = Lanes(Settings(max_threads=1), Pace(), Backlog())
     quick, next_one = Given(), Given()
-    assert held.leave_behind(quick) == []
-    assert not held.enter(next_one)
-    assert held.leave(quick) == [next_one]
+    assert lanes_of_one.leave_behind(quick) == []
+    assert not lanes_of_one.enter(next_one)
+    assert lanes_of_one.leave(quick) == [next_one]
 
 
 def test_a_waiting_call_leaves_its_queue_at_once(bench):
@@ -117,10 +117,10 @@ def test_a_call_is_cancelled_before_it_is_admitted(bench):
     assert [record["function"] for record in trace(bench, session_id)] == ["total"]
 
 
-def test_a_call_whose_clock_has_not_started_never_runs(bench):
+def test_a_call_cancelled_while_its_session_loads_never_runs(bench):
     """Cancel the call while its session's state is being loaded."""
     session_id = bench.create()
-    bench.sessions.queues.cache.pop(session_id)  # so that the call reads it from the store
+    bench.sessions.queues.cache.pop(session_id)  # so that the call reads the session from the store
     loads, goes_on = threading.Event(), threading.Event()
     load = bench.store.get
 
@@ -148,10 +148,10 @@ def test_a_committed_call_stays_after_cancelling(bench):
     commit = bench.store.commit
 
     def slow_commit(arguments):
-        kept = commit(arguments)
+        result = commit(arguments)
         commits.set()
         assert goes_on.wait(PATIENCE)
-        return kept
+        return result
 
     bench.store.commit = slow_commit
     call = bench.later_call(session_id, "add", {"call_id": "c"}, amount=1)
@@ -163,7 +163,7 @@ def test_a_committed_call_stays_after_cancelling(bench):
     assert bench.version(session_id) == 2
 
 
-def test_cancelling_over_and_over_loses_no_thread_and_no_order(make_bench):
+def test_repeated_cancelling_loses_no_thread_and_keeps_order(make_bench):
     bench = make_bench(max_threads=2)
     session_id = bench.create()
     for number in range(40):

@@ -1,4 +1,4 @@
-"""A call is acknowledged when its commit is in the store. State that was built on a failed commit is void."""
+"""A call is acknowledged when its commit is in the store. State that was built on a failed commit is discarded."""
 
 import threading
 
@@ -18,11 +18,11 @@ FAILURES = {
 
 
 class FailingStore:
-    """A store in memory whose next commit fails, after a call of `before`.
+    """A store in memory that can fail at its next commit.
 
     Attributes:
-        fails: The failure: False refuses the commit, an exception is raised, None lets it through.
-        before: Called before a commit.
+        fails: The failure of the next commit. False refuses the commit, an exception is raised, and None is no failure.
+        before: A function that is called before each commit.
     """
 
     def __init__(self):
@@ -56,7 +56,7 @@ def bench(store):
         yield bench
 
 
-def overloaded(call):
+def is_overloaded(call):
     with pytest.raises(RpcError) as refused:
         call.result(serving.PATIENCE)
     assert (refused.value.code, refused.value.data["type"]) == (-32006, "OverloadedError")
@@ -72,7 +72,7 @@ def test_a_failed_commit_is_not_acknowledged(bench, store, failure):
     session_id = bench.create()
     bench.result(session_id, "add", amount=1)
     store.fails, message = FAILURES[failure]
-    assert overloaded(bench.later_call(session_id, "add", {"call_id": "lost"}, amount=10)).startswith(message)
+    assert is_overloaded(bench.later_call(session_id, "add", {"call_id": "lost"}, amount=10)).startswith(message)
     assert entries(bench, session_id) == [1]
     assert bench.version(session_id) == 1
     assert bench.result(session_id, "total") == 1
@@ -82,7 +82,7 @@ def test_a_failed_commit_is_not_acknowledged(bench, store, failure):
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_calls_built_on_a_failed_commit_are_void(bench, store, failure):
-    """The second call has begun with the state of the first one when the first one's commit fails."""
+    """The first call's commit fails after the second call has begun with the state of the first."""
     session_id = bench.create()
     bench.result(session_id, "add", amount=1)
     gate = ledger.gates["built on"] = threading.Event()
@@ -93,10 +93,10 @@ def test_calls_built_on_a_failed_commit_are_void(bench, store, failure):
         first = bench.later_call(session_id, "add", amount=10)
         second = bench.later_call(session_id, "add_and_hold", name="built on")
         third = bench.later_call(session_id, "add", amount=100)
-    assert overloaded(first).startswith(message)
+    assert is_overloaded(first).startswith(message)
     store.before = lambda _: None
     gate.set()
-    assert overloaded(second).startswith(message)
+    assert is_overloaded(second).startswith(message)
     # The third call had not begun, so it starts from the stored state.
     assert third.result(serving.PATIENCE)["result"] == 101
     assert entries(bench, session_id) == [1, 100]
@@ -129,7 +129,7 @@ def test_a_reset_whose_commit_fails_is_not_acknowledged(bench, store):
     session_id = bench.create()
     bench.result(session_id, "add", amount=1)
     store.fails = False
-    overloaded(bench.later("reset_session", session_id=session_id))
+    is_overloaded(bench.later("reset_session", session_id=session_id))
     assert entries(bench, session_id) == [1]
     assert bench.result(session_id, "add", amount=1) == 2
 
@@ -156,9 +156,9 @@ def test_a_refused_commit_keeps_others_of_its_batch(bench, store):
     commit = store._store.commit
     store._store.commit = lambda batch: [one.session_id == theirs and commit([one])[0] for one in batch]
     with bench.paused():
-        lost, kept = bench.later_call(ours, "add", amount=1), bench.later_call(theirs, "add", amount=1)
-    overloaded(lost)
-    assert kept.result(serving.PATIENCE)["result"] == 1
+        refused_call, accepted = bench.later_call(ours, "add", amount=1), bench.later_call(theirs, "add", amount=1)
+    is_overloaded(refused_call)
+    assert accepted.result(serving.PATIENCE)["result"] == 1
     assert [bench.version(ours), bench.version(theirs)] == [0, 1]
 
 
@@ -179,8 +179,8 @@ def test_an_expiry_is_written_only_when_needed(bench, store, monkeypatch):
         clock.move(seconds)
         bench.result(session_id, "total")
     now = clock.time()
-    written = [commit.expires_at for batch in store.batches for commit in batch]
-    assert [None if at is None else round(at - now, 3) for at in written] == [None, None, -5.125 + 105, None, 105]
+    expiries = [commit.expires_at for batch in store.batches for commit in batch]
+    assert [None if at is None else round(at - now, 3) for at in expiries] == [None, None, -5.125 + 105, None, 105]
 
 
 def test_history_is_trimmed_while_a_session_is_used(bench, store, monkeypatch):
@@ -193,7 +193,7 @@ def test_history_is_trimmed_while_a_session_is_used(bench, store, monkeypatch):
     assert trimmed == [(session_id, bench.settings.keep_versions, bench.settings.keep_bytes)] * 2
 
 
-def test_a_trim_that_fails_fails_no_call(bench, store, monkeypatch, caplog):
+def test_a_failed_trim_fails_no_call(bench, store, monkeypatch, caplog):
     monkeypatch.setattr(commits, "TRIM_EVERY", 1)
 
     def fail(*_arguments):

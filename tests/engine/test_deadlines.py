@@ -1,4 +1,4 @@
-"""A call past its deadline is answered and has changed nothing. Its thread's later work has no effect."""
+"""A call past its deadline is answered and has changed nothing. Later work of its thread has no effect."""
 
 import sys
 import threading
@@ -62,7 +62,7 @@ def test_late_writes_of_an_overdue_loop_have_no_effect(stored_bench, function):
     assert entries(stored_bench, session_id) == [7, 1]
     assert stored_bench.result(session_id, "total") == 8
     if function == "add_and_swallow" and serving.isolation == "thread":
-        assert name in ledger.late  # it ran to its end, without effect
+        assert name in ledger.late  # the loop ran to its end, without effect
 
 
 def test_a_python_loop_is_ended(bench):
@@ -108,7 +108,7 @@ def test_two_shortened_deadlines_block_only_their_session(bench):
             assert bench.result(session_id, "add", amount=7) == 7  # though the function still runs
     behind = [bench.later_call(session_id, "add", amount=1) for _ in range(6)]
     other = bench.create()
-    assert [bench.result(other, "add", amount=1) for _ in range(20)] == [*range(1, 21)]  # enough time for the six
+    assert [bench.result(other, "add", amount=1) for _ in range(20)] == [*range(1, 21)]  # enough time for six calls
     assert not any(call.done() for call in behind)
     assert entries(bench, session_id) == [7]
     assert bench.sessions.queues.threads.stuck_threads() == 0  # callers can't make threads count as stuck
@@ -128,14 +128,14 @@ def test_an_async_function_has_the_same_deadline_and_is_ended(stored_bench):
     assert stored_bench.result(session_id, "add_later", amount=1) == 9
 
 
-def test_other_sessions_are_served_meanwhile():
+def test_other_sessions_are_served_while_a_function_computes():
     pack = Toolpack("spinner", ledger.LedgerEnvironment, [ledger.add])
-    begun, ended = threading.Event(), threading.Event()
+    running, ended = threading.Event(), threading.Event()
 
     @pack.function
     def spin() -> bool:
         """Compute until the test stops it."""
-        begun.set()
+        running.set()
         while not ended.is_set():
             pass
         return True
@@ -143,7 +143,7 @@ def test_other_sessions_are_served_meanwhile():
     bench = serving.Bench(Catalog({"spinner": pack}))
     slow, quiet = bench.create("spinner"), bench.create("spinner")
     call = bench.later_call(slow, "spin")
-    assert begun.wait(PATIENCE)
+    assert running.wait(PATIENCE)
     assert [bench.result(quiet, "add", amount=1) for _ in range(5)] == [1, 2, 3, 4, 5]
     assert not call.done()
     ended.set()
@@ -175,17 +175,17 @@ def test_a_request_that_runs_no_function_has_a_deadline_too(bench, clock, method
     hasty = serving.Bench(store=bench.store, timeout_seconds=0.1)
     session_id = bench.create()
     bench.result(session_id, "add", amount=7)
-    real, held, opened, left = getattr(bench.store, step), *(threading.Event() for _ in range(3))
+    real, reached, opened, finished = getattr(bench.store, step), *(threading.Event() for _ in range(3))
 
     def hold(*arguments):
-        held.set()
+        reached.set()
         opened.wait(PATIENCE)
-        left.set()
+        finished.set()
         return real(*arguments)
 
     setattr(bench.store, step, hold)
     request = hasty.later(method, session_id=session_id)
-    assert held.wait(PATIENCE)
+    assert reached.wait(PATIENCE)
     clock.move(0.2)
     with pytest.raises(RpcError) as late:
         request.result(PATIENCE)
@@ -194,14 +194,14 @@ def test_a_request_that_runs_no_function_has_a_deadline_too(bench, clock, method
     setattr(bench.store, step, real)
     goes_on(bench, session_id)
     opened.set()
-    assert left.wait(PATIENCE)
+    assert finished.wait(PATIENCE)
     wait_until(lambda: hasty.sessions.queues.threads.stuck_threads() == 0, "the end of the thread")
     assert entries(bench, session_id) == [7, 1]
     hasty.close()
 
 
 class Held:
-    """A bench with this number of threads besides the event loop's, and a store that blocks readers of sessions."""
+    """A bench with a maximum number of threads besides the event loop's, and a store that blocks reads of sessions."""
 
     def __init__(self, bench, monkeypatch, threads, **settings):
         self.sessions = [bench.create() for _ in range(5)]
@@ -223,38 +223,38 @@ class Held:
 
 
 @pytest.fixture
-def held(request, bench, monkeypatch, clock):
-    del clock  # it stands still by now
+def blocked_bench(request, bench, monkeypatch, clock):
+    del clock  # the clock stands still by now
     bench_with_held_store = Held(bench, monkeypatch, **request.param)
     yield bench_with_held_store
     bench_with_held_store.gate.set()
     bench_with_held_store.bench.close()
 
 
-@pytest.mark.parametrize("held", [{"threads": 1, "timeout_seconds": 0.2}], indirect=True)
-def test_an_overdue_thread_is_replaced_at_the_thread_limit(held, clock):
-    looks = held.look()
+@pytest.mark.parametrize("blocked_bench", [{"threads": 1, "timeout_seconds": 0.2}], indirect=True)
+def test_an_overdue_thread_is_replaced_at_the_thread_limit(blocked_bench, clock):
+    looks = blocked_bench.look()
     for number in range(len(looks)):
-        wait_until(lambda number=number: len(held.looking) > number, "the next")
+        wait_until(lambda number=number: len(blocked_bench.looking) > number, "the next")
         clock.move(0.3)
     for late in looks:
         with pytest.raises(RpcError) as error:
             late.result(PATIENCE)
         assert error.value.data["type"] == "DeadlineError"
-    assert held.looking == held.sessions  # one after the other, each after the one before was abandoned
-    held.gate.set()
-    assert [each.result(PATIENCE)["session_id"] for each in held.look()] == held.sessions
+    assert blocked_bench.looking == blocked_bench.sessions  # each request begins after the previous one was abandoned
+    blocked_bench.gate.set()
+    assert [each.result(PATIENCE)["session_id"] for each in blocked_bench.look()] == blocked_bench.sessions
 
 
-@pytest.mark.parametrize("held", [{"threads": 3}], indirect=True)
-def test_there_are_no_more_threads_than_allowed(held):
-    looks = held.look()
-    wait_until(lambda: len(held.looking) == 3, "three at once")
-    began = time.monotonic()
-    wait_until(lambda: time.monotonic() > began + 20 * TICK_SECONDS, "many looks of the watcher")
-    assert len(held.looking) == 3
-    held.gate.set()
-    assert [each.result(PATIENCE)["session_id"] for each in looks] == held.sessions
+@pytest.mark.parametrize("blocked_bench", [{"threads": 3}], indirect=True)
+def test_there_are_no_more_threads_than_allowed(blocked_bench):
+    looks = blocked_bench.look()
+    wait_until(lambda: len(blocked_bench.looking) == 3, "three at once")
+    start = time.monotonic()
+    wait_until(lambda: time.monotonic() > start + 20 * TICK_SECONDS, "many looks of the watcher")
+    assert len(blocked_bench.looking) == 3
+    blocked_bench.gate.set()
+    assert [each.result(PATIENCE)["session_id"] for each in looks] == blocked_bench.sessions
 
 
 def test_a_thread_ended_by_an_error_is_replaced(bench, caplog, monkeypatch):
@@ -266,7 +266,7 @@ def test_a_thread_ended_by_an_error_is_replaced(bench, caplog, monkeypatch):
         raise ZeroDivisionError
 
     monkeypatch.setattr(Job, "run", fail)
-    bench.later("get_session", session_id=session_id)  # it gets no answer
+    bench.later("get_session", session_id=session_id)  # the request gets no answer
     assert [bench.result(session_id, "add", amount=1) for _ in range(3)] == [1, 2, 3]
     wait_until(lambda: "A thread for calls has ended" in caplog.text, "the log")
 
@@ -292,14 +292,14 @@ def test_a_late_result_is_refused_before_the_deadline_is_noticed(make_bench, clo
 
     @pack.function
     def stand_still(entries: Annotated[list[int], Depends(lambda environment: environment.ledger.entries)]) -> int:
-        """Return as soon as a process that stood still for an hour goes on."""
+        """Move the clock by an hour, as if the whole process had stood still, and then return."""
         entries.append(1)
         clock.move(3600)
         return 1
 
     bench = make_bench(Catalog({"frozen": pack}))
     session_id = bench.create("frozen")
-    for _ in range(5):  # the watcher may look at that very moment, and would notice
+    for _ in range(5):  # repeated, because the watcher may look at that moment and notice the deadline first
         assert bench.call(session_id, "stand_still")["error"].startswith("TimeoutError: `stand_still` took longer")
     assert bench.result(session_id, "total") == 0
 
@@ -328,11 +328,14 @@ def test_a_functions_deadline_overrides_the_setting(bench):
 
 @pytest.fixture
 def held_up(make_bench):
-    """Yield a server whose toolpack code blocks where the test wants, and the gate that releases it."""
-    opened, held = threading.Event(), threading.Event()
+    """Yield a toolpack, a loader of tasks for it, a server, and two events.
+
+    Code of the toolpack sets the second event when it begins to block, and blocks until the first is set.
+    """
+    opened, reached = threading.Event(), threading.Event()
 
     def hold_up():
-        held.set()
+        reached.set()
         opened.wait(PATIENCE)
 
     def factory(holds: int = 0) -> ledger.LedgerEnvironment:
@@ -355,7 +358,7 @@ def held_up(make_bench):
         hold_up()
         yield Task("later", "Wait.", solution=lambda _: hold_up())
 
-    yield pack, many, make_bench(Catalog({"slow": pack}), timeout_seconds=0.1), opened, held
+    yield pack, many, make_bench(Catalog({"slow": pack}), timeout_seconds=0.1), opened, reached
     opened.set()
 
 
@@ -363,12 +366,12 @@ LATE = " took longer than 0.1 s and was given up; "
 
 
 def test_a_missed_deadline_names_the_running_code(held_up, clock):
-    pack, many, bench, opened, held = held_up
+    pack, many, bench, opened, reached = held_up
 
-    def told(method, /, **params):
-        held.clear()
+    def message_of(method, /, **params):
+        reached.clear()
         request = bench.later(method, **params)
-        assert held.wait(PATIENCE)
+        assert reached.wait(PATIENCE)
         clock.move(0.2)
         error = serving.refused(-32010, request.result, PATIENCE)
         assert error.data["type"] in {"DeadlineError", "TimeoutError"}
@@ -379,29 +382,33 @@ def test_a_missed_deadline_names_the_running_code(held_up, clock):
 
     session_id = bench.create("slow")
     hold = {"session_id": session_id, "function": "hold", "raise_on_error": True}
-    assert told("run_function", **hold) == f"Toolpack 'slow': `hold`{LATE}nothing has changed."
-    one, two = ({"toolpacks": ["slow"], "options": {"slow": {"holds": number}}} for number in (1, 2))
+    assert message_of("run_function", **hold) == f"Toolpack 'slow': `hold`{LATE}nothing has changed."
+    first, second = ({"toolpacks": ["slow"], "options": {"slow": {"holds": number}}} for number in (1, 2))
     created = f"The factory of toolpack 'slow'{LATE}a session may still be created"
-    assert told("create_session", **one) == f"{created}."
-    assert told("create_session", **two, call_id="c") == f"{created}: send the request again, with its call_id."
+    assert message_of("create_session", **first) == f"{created}."
+    assert (
+        message_of("create_session", **second, call_id="c") == f"{created}: send the request again, with its call_id."
+    )
     pack.tasks(many)
     loader = f"The loader `held_up.<locals>.many` of toolpack 'slow'{LATE}nothing has changed."
-    assert told("create_session", task="slow/later") == loader
-    session_id = bench.rpc("create_session", task="slow/later")["session_id"]  # the loader has ended meanwhile
-    assert told("get_solution", session_id=session_id) == f"The solution of 'slow/later'{LATE}nothing has changed."
+    assert message_of("create_session", task="slow/later") == loader
+    session_id = bench.rpc("create_session", task="slow/later")["session_id"]  # meanwhile the loader has ended
+    assert (
+        message_of("get_solution", session_id=session_id) == f"The solution of 'slow/later'{LATE}nothing has changed."
+    )
 
 
 @pytest.mark.parametrize(("method", "params"), [("run_function", {"function": "hold"}), ("list_functions", {})])
 def test_a_missed_task_load_shows_an_agent_no_task_name(held_up, clock, method, params):
-    pack, many, bench, opened, held = held_up
+    pack, many, bench, opened, reached = held_up
     pack.tasks(many)
     opened.set()
     created = bench.rpc("create_session", task="slow/later")
     opened.clear()
-    held.clear()
+    reached.clear()
     pack.task_list._loaded = None  # as after a restart
     request = bench.later(method, agent_key=created["agent_path"].rpartition("/")[2], **params)
-    assert held.wait(PATIENCE)
+    assert reached.wait(PATIENCE)
     clock.move(0.2)
     error = serving.refused(-32010, request.result, PATIENCE)
     assert error.message == "The request took longer than 0.1 s; nothing has changed."
@@ -411,7 +418,7 @@ def test_a_missed_task_load_shows_an_agent_no_task_name(held_up, clock, method, 
 
 
 @pytest.mark.parametrize(
-    ("method", "params", "step", "known"),
+    ("method", "params", "step", "expected"),
     [
         ("close_session", {}, "delete", "the session may still be closed."),
         ("close_session", {"labels": {"a": "b"}}, "list", "sessions may still be closed."),
@@ -420,23 +427,23 @@ def test_a_missed_task_load_shows_an_agent_no_task_name(held_up, clock, method, 
         ("get_trace", {}, "records", "nothing has changed."),
     ],
 )
-def test_a_missed_store_deadline_mentions_no_call_id(bench, clock, method, params, step, known):
+def test_a_missed_store_deadline_mentions_no_call_id(bench, clock, method, params, step, expected):
     hasty = serving.Bench(store=bench.store, timeout_seconds=0.1)
     session_id = bench.create(labels={"a": "b"})
     if "bundle" in params:
         params = {"bundle": bench.rpc("export_bundle", session_id=session_id)["bundle"]}
-    real, held, opened = getattr(bench.store, step), threading.Event(), threading.Event()
+    real, reached, opened = getattr(bench.store, step), threading.Event(), threading.Event()
 
-    def hold(*arguments, **more):
-        held.set()
+    def hold(*arguments, **options):
+        reached.set()
         opened.wait(PATIENCE)
-        return real(*arguments, **more)
+        return real(*arguments, **options)
 
     setattr(bench.store, step, hold)
     request = hasty.later(method, **(params or {"session_id": session_id}))
-    assert held.wait(PATIENCE)
+    assert reached.wait(PATIENCE)
     clock.move(0.2)
-    assert serving.refused(-32010, request.result, PATIENCE).message == f"The request{LATE}{known}"
+    assert serving.refused(-32010, request.result, PATIENCE).message == f"The request{LATE}{expected}"
     opened.set()
     hasty.close()
 

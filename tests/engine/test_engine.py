@@ -1,4 +1,4 @@
-"""The engine's parts in isolation: lanes, the statistics of functions' pace, and the driver of the event loop.
+"""Lanes, the pace of functions, and the driver of the event loop, each without a server.
 
 The other tests in this folder run a server. Interruptions and leases have separate files.
 """
@@ -35,7 +35,7 @@ def test_owners_take_turns_and_none_takes_more_than_its_share():
     lane = Lane(2, 1, backlog := Backlog())
     ann, bob, eve = ([Submitted(name) for _ in range(3)] for name in ("ann", "bob", "eve"))
     assert lane.enter(ann[0])
-    assert not lane.enter(ann[1])  # more than her share
+    assert not lane.enter(ann[1])  # Ann would have more than her share
     assert lane.enter(bob[0])
     assert [lane.enter(job) for job in (ann[2], eve[0], bob[1], eve[1])] == [False] * 4
     assert backlog.total == 5
@@ -100,9 +100,9 @@ def test_kinds_not_known_to_wait_have_a_limited_reserve():
     others = [Submitted("bob", str(number)) for number in range(RESERVE)]
     assert [lane.enter(job) for job in others].count(True) == RESERVE - RESERVE_PER_KIND
     assert lane.enter(new[0])  # the job is inside
-    assert lane.leave(new[0]) == [new[-1]]  # of the same kind, though the other job has waited longer
+    assert lane.leave(new[0]) == [new[-1]]  # another job of the same kind, though a third job has waited longer
     waiting_kinds.add("new")
-    started = lane.leave_reserve(new[1])  # the job turns out to wait, and takes a slot of its owner
+    started = lane.leave_reserve(new[1])  # the job turns out to be a waiting one, and takes a slot of its owner
     assert started == [others[-RESERVE_PER_KIND]]
     assert lane.leave_reserve(new[1]) == []
     assert lane.leave(first) == []
@@ -118,7 +118,7 @@ def test_jobs_that_leave_the_reserve_take_no_others_slot():
     assert [lane.leave_reserve(job) for job in hers] == [[]] * 8
     his = [Submitted("bob", "sleep") for _ in range(4)]
     assert [lane.enter(job) for job in his] == [True] * 3 + [False]
-    assert [lane.leave(job) for job in hers[:3]] == [[], [], [hers[5]]]  # the others exceeded her share
+    assert [lane.leave(job) for job in hers[:3]] == [[], [], [hers[5]]]  # Ann's other jobs exceeded her share
     assert lane.leave(his[0]) == [his[3]]
 
 
@@ -152,7 +152,7 @@ def test_a_kind_becomes_quick_slowly_and_slow_at_once():
     assert not pace.is_quick("f")
 
 
-def test_one_slow_run_keeps_a_long_quick_kind_quick():
+def test_a_kind_that_was_quick_for_long_survives_one_slow_run():
     pace = quick()
     pace.record_run("f", QUICK_SECONDS * 2, QUICK_SECONDS * 2)
     assert pace.is_quick("f")
@@ -191,10 +191,10 @@ def test_some_jobs_of_an_unknown_kind_may_run():
     pace = Pace()
     assert [pace.may_start("f") for _ in range(TRIALS + 1)] == [True] * TRIALS + [False]
     assert not pace.waits("f")
-    assert pace.record_look("f", 2, 0.0)  # it waits
+    assert pace.record_look("f", 2, 0.0)  # the job waits
     assert pace.may_start("f")
     assert pace.waits("f")
-    assert not pace.record_look("f", 2, 0.009)  # it computes
+    assert not pace.record_look("f", 2, 0.009)  # the job computes
     assert not pace.may_start("f")
     assert pace.record_look("f", 200, 0.02)  # a moment of work after a long wait
     assert pace.may_start("f")
@@ -228,7 +228,7 @@ def test_an_error_of_the_coroutine_is_raised():
         Driven().driver.run(fail())
 
 
-def test_an_exit_inside_the_loop_ends_it():
+def test_an_exit_inside_the_loop_ends_the_loop():
     driven = Driven()
 
     async def leave():
@@ -250,9 +250,11 @@ def test_only_one_thread_runs_the_loop():
     async def work():
         loop = asyncio.get_running_loop()
         for _ in range(300):
-            done = loop.create_future()
-            driver.run_next(lambda done=done: (driver.look(float("inf"), 0), loop.call_soon_threadsafe(end, done)))
-            await done
+            future = loop.create_future()
+            driver.run_next(
+                lambda future=future: (driver.look(float("inf"), 0), loop.call_soon_threadsafe(end, future))
+            )
+            await future
 
     def end(done):
         inside.append(threading.get_ident())
@@ -264,7 +266,7 @@ def test_only_one_thread_runs_the_loop():
 
 
 def test_signals_reach_the_main_thread_while_others_run_the_loop():
-    driven, got = Driven(), []
+    driven, signals = Driven(), []
 
     came = asyncio.Event()
 
@@ -272,7 +274,7 @@ def test_signals_reach_the_main_thread_while_others_run_the_loop():
         await asyncio.wait_for(came.wait(), PATIENCE)
 
     def handle(*_):
-        got.append(threading.current_thread())
+        signals.append(threading.current_thread())
         driven.driver.loop.call_soon_threadsafe(came.set)
 
     before = signal.signal(signal.SIGUSR1, handle)
@@ -281,14 +283,14 @@ def test_signals_reach_the_main_thread_while_others_run_the_loop():
         driven.driver.run(wait())
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert got == [threading.main_thread()]
+    assert signals == [threading.main_thread()]
 
 
 # Threads
 
 
 @pytest.mark.parametrize("at_once", [1, 20])
-@pytest.mark.parametrize(("function", "kwargs"), [("add", {"amount": 1}), ("total", {})])  # the second is compared
+@pytest.mark.parametrize(("function", "kwargs"), [("add", {"amount": 1}), ("total", {})])  # the second call is compared
 def test_jobs_of_ended_calls_are_freed_without_gc(make_bench, function, kwargs, at_once, monkeypatch):
     bench, jobs = make_bench(verify_read_only=True), weakref.WeakSet()
     init = Job.__init__
@@ -307,13 +309,13 @@ def test_jobs_of_ended_calls_are_freed_without_gc(make_bench, function, kwargs, 
 
 def test_cpu_time_is_sampled_in_a_row_of_quick_jobs(monkeypatch):
     clock = serving.Clock(monkeypatch, pool_thread)
-    asked = []
-    clock.thread_time = lambda: asked.append(1) or float(len(asked))
+    samples = []
+    clock.thread_time = lambda: samples.append(1) or float(len(samples))
     thread = PoolThread(lambda _: None, lambda _: None)
     for _ in range(20):
         clock.move(pool_thread.CLOCK_SECONDS / 8)
         thread.begin(None)
-    assert len(asked) == 3
+    assert len(samples) == 3
     clock.move(1)
     thread.begin(None)
     assert thread.used_processor() == 1.0

@@ -1,4 +1,4 @@
-"""Fairness: the work of one session or one owner delays no other."""
+"""Fairness: the work of one session or one owner delays no other session or owner."""
 
 import asyncio
 import threading
@@ -21,7 +21,7 @@ SEVERAL = {"ann": "12345678", "bob": "87654321"}
 
 @pytest.fixture
 def gate():
-    """Hold functions until the test ends."""
+    """Return a gate that holds functions until it is opened, at the latest at the end of the test."""
     event = ledger.gates["fairness"] = threading.Event()
     yield event
     event.set()
@@ -48,35 +48,35 @@ def test_waiting_functions_delay_no_other_call(gate, monkeypatch):
     monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # the watcher is off
     bench = serving.Bench()
     quick = bench.create()
-    held = [hold(bench) for _ in range(TRIALS)]
+    waiting = [hold(bench) for _ in range(TRIALS)]
     assert [bench.result(quick, "add", amount=1) for _ in range(3)] == [1, 2, 3]
-    assert not any(call.done() for call in held)
+    assert not any(call.done() for call in waiting)
     gate.set()
-    assert all(call.result(PATIENCE)["error"] is None for call in held)
+    assert all(call.result(PATIENCE)["error"] is None for call in waiting)
     bench.close()
 
 
 def test_many_functions_that_wait_run_at_the_same_time(gate):
     bench = serving.Bench()
     runs = ledger.runs.count("add_and_hold")
-    held = [hold(bench) for _ in range(40)]
+    waiting = [hold(bench) for _ in range(40)]
     wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 40, "all of them")
     gate.set()
-    assert all(call.result(PATIENCE)["error"] is None for call in held)
+    assert all(call.result(PATIENCE)["error"] is None for call in waiting)
     bench.close()
 
 
 def test_functions_that_compute_run_two_at_a_time(gate, monkeypatch):
-    monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # the watcher that would see its computing is off
+    monkeypatch.setattr(threads, "TICK_SECONDS", 3600)  # no watcher sees it compute
     bench = serving.Bench()
     bench.sessions.queues.threads._pace._kinds["add_and_hold"].waits = False
     runs = ledger.runs.count("add_and_hold")
-    held = [hold(bench) for _ in range(5)]
+    computing = [hold(bench) for _ in range(5)]
     wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 2, "two of them")
     wait_until(lambda: bench.sessions.load()[0] == 3, "the others to wait")
     assert ledger.runs.count("add_and_hold") == runs + 2
     gate.set()
-    assert all(call.result(PATIENCE)["error"] is None for call in held)
+    assert all(call.result(PATIENCE)["error"] is None for call in computing)
     bench.close()
 
 
@@ -88,10 +88,10 @@ def test_an_owner_over_its_thread_share_delays_only_itself(gate, monkeypatch):
     for _ in range(QUICK_RUNS + 1):
         bench.rpc("run_function", owner="ann", session_id=quick, function="add", kwargs={"amount": 1})
     runs = ledger.runs.count("add_and_hold")
-    held = [hold(bench, "ann") for _ in range(2)]
+    waiting = [hold(bench, "ann") for _ in range(2)]
     wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 2, "its share")
     known_to_wait(bench)
-    more = [hold(bench, "ann") for _ in range(3)]
+    excess = [hold(bench, "ann") for _ in range(3)]
 
     other = hold(bench, "bob")
     wait_until(lambda: ledger.runs.count("add_and_hold") == runs + 3, "the other name's call")
@@ -100,41 +100,41 @@ def test_an_owner_over_its_thread_share_delays_only_itself(gate, monkeypatch):
     assert bench._run(bench.sessions.ping_store()) == (True, "")
 
     clock.move(600)
-    for call in more:
+    for call in excess:
         with pytest.raises(RpcError) as refused:
             call.result(PATIENCE)
         assert refused.value.code == -32006
         assert "waited 3 s for a thread; nothing was changed" in refused.value.message
     assert ledger.runs.count("add_and_hold") == runs + 3
     gate.set()
-    assert all(call.result(PATIENCE)["error"] is None for call in [*held, other])
+    assert all(call.result(PATIENCE)["error"] is None for call in [*waiting, other])
     bench.close()
 
 
 def test_an_agents_calls_count_for_the_sessions_owner(gate):
     bench = serving.Bench(max_threads=1)
     runs = ledger.runs.count("add_and_hold")
-    held = []
+    waiting = []
     for _ in range(2):
         key = bench.rpc("create_session", owner="ann", toolpacks=["ledger"])["agent_path"].rpartition("/")[2]
-        held.append(bench.later("run_function", agent_key=key, function="add_and_hold", kwargs=HOLD))
+        waiting.append(bench.later("run_function", agent_key=key, function="add_and_hold", kwargs=HOLD))
         known_to_wait(bench)
     wait_until(lambda: bench.service.sessions.load()[0] == 1, "the second to wait")
     wait_until(lambda: ledger.runs.count("add_and_hold") > runs, "the first to run")
     assert ledger.runs.count("add_and_hold") == runs + 1
     gate.set()
-    assert all(call.result(PATIENCE)["error"] is None for call in held)
+    assert all(call.result(PATIENCE)["error"] is None for call in waiting)
     bench.close()
 
 
 def test_a_call_refused_for_lack_of_threads_frees_its_session(gate):
     bench = serving.Bench(max_threads=1, queue_timeout_seconds=0.5)
-    held, late = hold(bench), bench.create()
+    waiting, late = hold(bench), bench.create()
     known_to_wait(bench)
     with pytest.raises(RpcError):
         bench.call(late, "add_and_hold", **HOLD)
     gate.set()
-    assert held.result(PATIENCE)["error"] is None
+    assert waiting.result(PATIENCE)["error"] is None
     assert bench.result(late, "add", amount=1) == 1
     bench.close()
 
@@ -174,22 +174,22 @@ def test_calls_at_a_stop_are_refused_and_not_committed(gate):
 
 
 def test_a_quick_function_never_waits_behind_waiting_ones(gate):
-    """A quick function may lose its status: the machine paused, or the watcher has seen the call for long."""
+    """A quick function may stop counting as quick, because the machine paused or the watcher saw its call for long."""
     bench = serving.Bench(max_threads=2)
     quick = bench.create()
-    held = [hold(bench) for _ in range(2)]
+    waiting = [hold(bench) for _ in range(2)]
     known_to_wait(bench)
-    held += [hold(bench) for _ in range(20)]
+    waiting += [hold(bench) for _ in range(20)]
     wait_until(lambda: bench.sessions.load()[0] == 20, "the others to wait")
-    seen = bench.sessions.queues.threads._pace
+    pace = bench.sessions.queues.threads._pace
     for number in range(1, 10):
         assert bench.result(quick, "add", amount=1) == number
-        if seen.is_quick("add"):
-            seen.record_look("add", SLOW_LOOKS, 0.0)
-            assert not seen.is_quick("add")
-    assert not any(call.done() for call in held)
+        if pace.is_quick("add"):
+            pace.record_look("add", SLOW_LOOKS, 0.0)
+            assert not pace.is_quick("add")
+    assert not any(call.done() for call in waiting)
     gate.set()
-    assert all(call.result(PATIENCE)["error"] is None for call in held)
+    assert all(call.result(PATIENCE)["error"] is None for call in waiting)
     bench.close()
 
 
@@ -217,14 +217,14 @@ def test_a_process_that_stood_still_blames_no_function(gate, monkeypatch):
     bench.close()
 
 
-@pytest.mark.parametrize(("names", "most"), [(["ann", "bob"], 4), (["ann"], 8)])
-def test_one_of_several_owners_has_half_of_the_executors(names, most):
+@pytest.mark.parametrize(("names", "expected"), [(["ann", "bob"], 4), (["ann"], 8)])
+def test_one_of_several_owners_has_half_of_the_executors(names, expected):
     tokens = {name: f"a token of {name}" for name in names}
     pace = Pace()
     pace.record_look("wait", SLOW_LOOKS, 0.0)  # so that it is known to wait
     lanes = Lanes(Settings(tokens=tokens), pace, Backlog(), capacity=8)
-    assert sum(lanes.enter(_job("wait", "ann")) for _ in range(20)) == most
-    assert sum(lanes.enter(_job("wait", "bob")) for _ in range(20)) == 8 - most
+    assert sum(lanes.enter(_job("wait", "ann")) for _ in range(20)) == expected
+    assert sum(lanes.enter(_job("wait", "bob")) for _ in range(20)) == 8 - expected
 
 
 def _job(kind, owner):
@@ -244,15 +244,15 @@ def evaluate(bench, name, work):
     return asyncio.run_coroutine_threadsafe(bench.sessions.run_authors(work, name, "test"), bench._loop)
 
 
-@pytest.mark.parametrize(("start", "most"), [(compute, 2), (evaluate, 4)])
-def test_heavy_work_is_limited_and_one_owner_has_half(bench, gate, start, most):
-    began, ended, at_once, lock = [], [], [], threading.Lock()
+@pytest.mark.parametrize(("start", "maximum"), [(compute, 2), (evaluate, 4)])
+def test_heavy_work_is_limited_and_one_owner_has_half(bench, gate, start, maximum):
+    starts, ended, at_once, lock = [], [], [], threading.Lock()
 
     def work(name):
         def run():
             with lock:
-                began.append(name)
-                at_once.append(len(began) - len(ended))
+                starts.append(name)
+                at_once.append(len(starts) - len(ended))
             gate.wait(PATIENCE)
             with lock:
                 ended.append(name)
@@ -260,17 +260,17 @@ def test_heavy_work_is_limited_and_one_owner_has_half(bench, gate, start, most):
 
         return run
 
-    half, names = most // 2, ["ann"] * 5 + ["bob"] * 4
+    half, names = maximum // 2, ["ann"] * 5 + ["bob"] * 4
     with bench.paused():
         works = [start(bench, name, work(name)) for name in names]
-    wait_until(lambda: len(began) == most, "as many as there are places")
-    assert sorted(began) == ["ann"] * half + ["bob"] * half
-    wait_until(lambda: bench.sessions.load()[0] == len(names) - most, "the others to wait")
+    wait_until(lambda: len(starts) == maximum, "as many as there are places")
+    assert sorted(starts) == ["ann"] * half + ["bob"] * half
+    wait_until(lambda: bench.sessions.load()[0] == len(names) - maximum, "the others to wait")
     session = bench.create()
     assert bench.result(session, "add", amount=1) == 1  # no other call waits
     gate.set()
-    assert [done.result(PATIENCE) for done in works] == names
-    assert max(at_once) == most
+    assert [future.result(PATIENCE) for future in works] == names
+    assert max(at_once) == maximum
 
 
 def test_one_owners_evaluators_block_no_other_owner(gate, monkeypatch):
@@ -282,7 +282,7 @@ def test_one_owners_evaluators_block_no_other_owner(gate, monkeypatch):
     assert bench.rpc("get_environment", owner="ann", session_id=session)
     assert bench.create(owner="bob", environment={"ledger": {"ledger": {"entries": [7]}}})
     gate.set()
-    assert all(done.result(PATIENCE) for done in running)
+    assert all(future.result(PATIENCE) for future in running)
     bench.close()
 
 
@@ -302,8 +302,8 @@ def test_a_lane_keeps_the_order_within_a_share(data):
     lane, started, inside, waiting = Lane(total, per_share, backlog := Backlog()), [], [], []
     for number in range(30):
         if inside and data.draw(st.booleans(), "one leaves"):
-            left = inside.pop(data.draw(st.integers(0, len(inside) - 1), "which"))
-            for job in lane.leave(left):
+            leaving = inside.pop(data.draw(st.integers(0, len(inside) - 1), "which"))
+            for job in lane.leave(leaving):
                 waiting.remove(job)
                 inside.append(job)
                 started.append(job)
@@ -372,11 +372,11 @@ def test_only_a_large_environment_is_read_as_heavy_work(monkeypatch):
     computed = []
     plain = manager.SessionManager.compute
 
-    async def noted(self, work, owner, kind, known):
+    async def record_kind(self, work, owner, kind, is_known):
         computed.append((owner, kind))
-        return await plain(self, work, owner, kind, known)
+        return await plain(self, work, owner, kind, is_known)
 
-    monkeypatch.setattr(manager.SessionManager, "compute", noted)
+    monkeypatch.setattr(manager.SessionManager, "compute", record_kind)
     monkeypatch.setattr(manager, "HEAVY_BYTES", 2000)
     bench = serving.Bench()
     session = bench.create(owner="ann")
@@ -385,12 +385,12 @@ def test_only_a_large_environment_is_read_as_heavy_work(monkeypatch):
     assert computed == []
     for _ in range(500):
         bench.rpc("run_function", owner="ann", session_id=session, function="add", kwargs={"amount": 10**9})
-    for method, more in (
+    for method, params in (
         ("get_environment", {}),
         ("diff_environment", {}),
         ("get_environment", {"format": "snapshot"}),
     ):
-        bench.rpc(method, owner="ann", session_id=session, **more)
+        bench.rpc(method, owner="ann", session_id=session, **params)
     assert computed == [("ann", "read")] * 3
     bench.close()
 

@@ -38,7 +38,7 @@ CALLS = {
 
 
 class Stops:
-    """Traces the threads that run calls, and stops one at a line."""
+    """Tracer of the threads that run calls. It stops a thread at one line."""
 
     def __init__(self):
         self.lines = []
@@ -76,9 +76,9 @@ class Stops:
         return False
 
 
-def answers(bench, model, most):
-    """Return this number of answers to another owner, each with the answer that a model of the sessions gives."""
-    for number, (session_id, entries) in zip(range(most // 4), itertools.cycle(model.items()), strict=False):
+def answers(bench, model, count):
+    """Return a number of answers to another owner, each with the answer of a model of the sessions."""
+    for number, (session_id, entries) in zip(range(count // 4), itertools.cycle(model.items()), strict=False):
         ask = {"owner": OWNER, "session_id": session_id}
         yield bench.rpc("get_session", **ask)["session_id"], session_id
         entries.append(number)
@@ -110,7 +110,7 @@ def test_an_interruption_at_each_line_leaves_all_answers_right(stops, make_bench
     stop_everywhere(stops, make_bench(CATALOG, store_url(store), packs=NAMES, cache_bytes=0), kind, ALL, MANY)
 
 
-def stop_everywhere(stops, bench, kind, most, after_each):
+def stop_everywhere(stops, bench, kind, count, after_each):
     toolpack, function, kwargs = CALLS[kind]
     sizes = itertools.count(1)
 
@@ -127,7 +127,7 @@ def stop_everywhere(stops, bench, kind, most, after_each):
     call(session_id)
     lines = [*dict.fromkeys(stops.lines)]
     assert len(lines) > 30
-    for line in lines[:: max(1, len(lines) // most)]:
+    for line in lines[:: max(1, len(lines) // count)]:
         session_id = create()
         stops.hit.clear()
         stops.at = line

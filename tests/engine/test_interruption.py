@@ -1,4 +1,4 @@
-"""A function past its deadline is interrupted in its own code only, exactly once."""
+"""A function past its deadline is interrupted exactly once, and only in its own code."""
 
 import asyncio
 import ctypes
@@ -46,16 +46,16 @@ def spin(gate=None):
 
 
 def test_a_loop_is_ended_and_no_code_after_it_runs():
-    block, begun, after = Interruptible(), threading.Event(), []
+    block, started, after = Interruptible(), threading.Event(), []
 
     def work():
         with block:
-            begun.set()
+            started.set()
             spin()
         after.append("behind")
 
     thread = Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt()
     assert isinstance(thread.ended(), Interrupted)
     assert after == []
@@ -73,19 +73,19 @@ def test_a_block_that_is_not_interrupted_ends_as_it_would():
 
 
 def test_swallowing_the_interruption_only_delays_the_end():
-    block, begun, gate, swallowed = Interruptible(), threading.Event(), threading.Event(), []
+    block, started, gate, swallowed = Interruptible(), threading.Event(), threading.Event(), []
 
     def work():
         with block:
             try:
-                begun.set()
+                started.set()
                 spin(gate)
             except BaseException as error:  # noqa: BLE001 - that is the point
                 swallowed.append(error)
             swallowed.append("went on")
 
     thread = Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt()
     wait_until(lambda: swallowed, "the exception")
     gate.set()
@@ -95,18 +95,18 @@ def test_swallowing_the_interruption_only_delays_the_end():
 
 
 def test_another_exception_still_ends_as_interrupted():
-    block, begun = Interruptible(), threading.Event()
+    block, started = Interruptible(), threading.Event()
 
     def work():
         with block:
             try:
-                begun.set()
+                started.set()
                 spin()
             finally:
                 raise ValueError("something else")
 
     thread = Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt()
     assert isinstance(thread.ended(), Interrupted)
 
@@ -121,23 +121,23 @@ def test_a_block_entered_after_the_interruption_does_not_run():
 
 
 def test_between_two_blocks_nothing_is_raised():
-    block, between, gate, counted = Interruptible(), threading.Event(), threading.Event(), []
+    block, between, gate, numbers = Interruptible(), threading.Event(), threading.Event(), []
 
     def work():
         with block:
             pass
         between.set()
         spin(gate)
-        counted.extend(range(1000))
+        numbers.extend(range(1000))
         with block:
-            counted.append("inside")
+            numbers.append("inside")
 
     thread = Thread(work)
     assert between.wait(PATIENCE)
     block.interrupt()
     gate.set()
     assert isinstance(thread.ended(), Interrupted)
-    assert counted == [*range(1000)]
+    assert numbers == [*range(1000)]
 
 
 def test_after_the_block_nothing_is_raised():
@@ -160,10 +160,10 @@ def test_after_the_block_nothing_is_raised():
 
 def test_an_interruption_at_the_end_hits_the_block_or_nothing():
     for _ in range(300):
-        block, begun, after = Interruptible(), threading.Event(), []
+        block, started, after = Interruptible(), threading.Event(), []
 
-        def work(block=block, begun=begun, after=after):
-            begun.set()
+        def work(block=block, started=started, after=after):
+            started.set()
             try:
                 with block:
                     pass
@@ -174,15 +174,15 @@ def test_an_interruption_at_the_end_hits_the_block_or_nothing():
                 after.append("behind")
 
         thread = Thread(work)
-        begun.wait(PATIENCE)
+        started.wait(PATIENCE)
         block.interrupt()
         assert thread.ended() is None
         assert after.count("behind") == 200
 
 
 def test_a_pending_exception_is_cleared_when_the_block_ends(monkeypatch):
-    """The interrupter has won the race, but it raises its exception only after the function has ended."""
-    block, begun, gate, order = Interruptible(), threading.Event(), threading.Event(), []
+    """The interrupter decides to interrupt before the function ends, but raises its exception only afterwards."""
+    block, started, gate, order = Interruptible(), threading.Event(), threading.Event(), []
     raise_in = interruption.raise_in
 
     def slowly(thread, exception):
@@ -198,7 +198,7 @@ def test_a_pending_exception_is_cleared_when_the_block_ends(monkeypatch):
     class Time:
         @staticmethod
         def sleep(seconds):
-            waits.append(seconds)  # … and waits for it
+            waits.append(seconds)  # … and waits for the exception
             sleep(seconds)
 
     monkeypatch.setattr(interruption, "time", Time)
@@ -207,14 +207,14 @@ def test_a_pending_exception_is_cleared_when_the_block_ends(monkeypatch):
     def work():
         try:
             with block:
-                begun.set()
+                started.set()
                 gate.wait()
         except Interrupted:
             after.append("interrupted")
         after.append(sum(map(int, "1" * 1000)))
 
     thread = Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt()
     assert thread.ended() is None
     assert after == ["interrupted", 1000]
@@ -222,95 +222,95 @@ def test_a_pending_exception_is_cleared_when_the_block_ends(monkeypatch):
 
 
 def test_a_late_exception_is_cleared_after_the_block(monkeypatch):
-    asked = []
-    monkeypatch.setattr(interruption, "raise_in", lambda *arguments: asked.append(arguments))
+    requests = []
+    monkeypatch.setattr(interruption, "raise_in", lambda *arguments: requests.append(arguments))
     block, ours = Interruptible(), threading.get_ident()
     with pytest.raises(Interrupted), block:
-        block.interrupt()  # its exception never comes
-    assert asked == [(ours, Interrupted)]
+        block.interrupt()  # the exception is never raised
+    assert requests == [(ours, Interrupted)]
     with pytest.raises(Interrupted), block:
         pytest.fail("it must not begin")
     block.interrupt()
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_server_code_in_a_block_ends_before_it_is_interrupted():
-    block, begun, gate, done = Interruptible(), threading.Event(), threading.Event(), []
+    block, started, gate, steps = Interruptible(), threading.Event(), threading.Event(), []
 
     def work():
         with block:
             with uninterruptible, uninterruptible:
-                begun.set()
+                started.set()
                 spin(gate)
-                done.extend(range(1000))
-            done.append("behind")
+                steps.extend(range(1000))
+            steps.append("behind")
 
     thread = Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt()
     gate.set()
     assert isinstance(thread.ended(), Interrupted)
-    assert done == [*range(1000)]
+    assert steps == [*range(1000)]
 
 
 def test_server_code_begun_after_the_interruption_completes():
-    block, begun, done = Interruptible(), threading.Event(), []
+    block, started, steps = Interruptible(), threading.Event(), []
 
     def work():
         with block:
             try:
-                begun.set()
+                started.set()
                 spin()
             finally:
                 with uninterruptible:
-                    done.extend(range(1000))
-                done.append("behind")
+                    steps.extend(range(1000))
+                steps.append("behind")
 
     thread = Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt()
     assert isinstance(thread.ended(), Interrupted)
-    assert done == [*range(1000)]
+    assert steps == [*range(1000)]
 
 
 def test_a_function_within_server_code_can_be_interrupted():
-    block, begun, done = Interruptible(), threading.Event(), []
+    block, started, steps = Interruptible(), threading.Event(), []
 
     def work():
         with block, uninterruptible:
             try:
                 with block:
-                    begun.set()
+                    started.set()
                     spin()
             finally:
-                done.extend(range(1000))
+                steps.extend(range(1000))
 
     thread = Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt()
     assert isinstance(thread.ended(), Interrupted)
-    assert done == [*range(1000)]
+    assert steps == [*range(1000)]
 
 
 def test_a_step_of_a_loop_is_interrupted_outside_of_server_code():
-    block, begun, gate, done = InterruptibleThread(), threading.Event(), threading.Event(), []
+    block, started, gate, steps = InterruptibleThread(), threading.Event(), threading.Event(), []
 
     def work():
         uninterruptible.block = block
         with uninterruptible:
-            begun.set()
+            started.set()
             spin(gate)
-            done.extend(range(1000))
-        begun.set()
+            steps.extend(range(1000))
+        started.set()
         spin()
 
     thread = Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt(thread.ident, lambda: True)
-    begun.clear()
+    started.clear()
     gate.set()
-    assert begun.wait(PATIENCE)
-    assert done == [*range(1000)]
+    assert started.wait(PATIENCE)
+    assert steps == [*range(1000)]
     block.interrupt(thread.ident, lambda: False)
     assert thread.is_alive()
     block.interrupt(thread.ident, lambda: True)
@@ -318,31 +318,31 @@ def test_a_step_of_a_loop_is_interrupted_outside_of_server_code():
 
 
 def test_another_thread_is_never_hit():
-    block, begun, gate, counted = Interruptible(), threading.Event(), threading.Event(), []
+    block, started, gate, numbers = Interruptible(), threading.Event(), threading.Event(), []
 
     def other():
         spin(gate)
-        counted.append("whole")
+        numbers.append("whole")
 
     def work():
         with block:
-            begun.set()
+            started.set()
             spin()
 
     bystander, thread = Thread(other), Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt()
     assert isinstance(thread.ended(), Interrupted)
     gate.set()
     assert bystander.ended() is None
-    assert counted == ["whole"]
+    assert numbers == ["whole"]
 
 
 def test_a_function_that_awaits_is_woken_up_to_be_interrupted():
-    block, begun = Interruptible(), threading.Event()
+    block, started = Interruptible(), threading.Event()
 
     async def wait():
-        begun.set()
+        started.set()
         await asyncio.sleep(3600)
 
     def work():
@@ -350,7 +350,7 @@ def test_a_function_that_awaits_is_woken_up_to_be_interrupted():
             run_coroutine(wait())
 
     thread = Thread(work)
-    assert begun.wait(PATIENCE)
+    assert started.wait(PATIENCE)
     block.interrupt()
     assert isinstance(thread.ended(), Interrupted)
 
@@ -360,7 +360,7 @@ def test_a_thread_that_runs_no_job_has_nothing_to_interrupt():
         pass
 
 
-# If the interpreter kept looking for a missing exception, a thread with a profiler would do nothing else.
+# Otherwise the interpreter would keep looking for a missing exception, and a profiled thread would hang.
 PROFILED = """
 import sys, threading
 

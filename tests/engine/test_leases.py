@@ -1,4 +1,4 @@
-"""Leases, by which workers take turns on a session: released, kept by live workers, and taken over from dead ones."""
+"""Leases of sessions: a live worker keeps or releases its leases, and a dead worker loses them to other workers."""
 
 import contextlib
 import threading
@@ -42,7 +42,7 @@ def claim(store, session_id, *dead):
 
 
 def is_free(store, session_id):
-    """Return whether another worker gets the lease, which is then released."""
+    """Return whether another worker can get the lease. If so, release it again."""
     claimed = claim(store, session_id)
     if isinstance(claimed, Head):
         store.release(session_id, OTHER, claimed.epoch)
@@ -121,34 +121,34 @@ def test_the_lease_of_a_failed_commit_is_released_soon(bench, store, error):
     assert bench.result(session_id, "add", amount=1) == 1
 
 
-def test_a_lease_whose_answer_was_lost_is_released(bench, store):
+def test_a_lease_is_released_if_the_answer_to_its_claim_is_lost(bench, store):
     session_id = bench.create()
-    real, lost = store.claim, []
+    real, lost_answers = store.claim, []
 
     def lose(session_ids, holder, dead=()):
         claimed = real(session_ids, holder, dead)
-        if holder != OTHER and not lost:
-            lost.append(claimed)
+        if holder != OTHER and not lost_answers:
+            lost_answers.append(claimed)
             raise OverloadedError("The answer was lost.")
         return claimed
 
     store.claim = lose
     with pytest.raises(RpcError):
         bench.call(session_id, "add", amount=1)
-    assert isinstance(lost[0][0], Head)
+    assert isinstance(lost_answers[0][0], Head)
     wait_until(lambda: is_free(store, session_id), "the end of the lease")
     assert bench.result(session_id, "add", amount=1) == 1
 
 
 def test_a_worker_keeps_its_own_lease_for_running_calls(store):
-    store.create([session := stored()], {}, {})
+    store.create([session := new_session()], {}, {})
     leases = Leases(store)
     claimed = []
     real = store.claim
 
-    def lose(session_ids, *more):
+    def lose(session_ids, *arguments):
         claimed.append(session_ids)
-        real(session_ids, *more)
+        real(session_ids, *arguments)
         raise OverloadedError("The answer was lost.")
 
     store.claim = lose
@@ -171,7 +171,7 @@ def test_a_worker_keeps_its_own_lease_for_running_calls(store):
 
 
 def test_a_session_that_became_busy_keeps_its_lease(store):
-    store.create([session := stored()], {}, {})
+    store.create([session := new_session()], {}, {})
     leases = Leases(store)
     leases.acquire([SessionState(*store.get(session.id))])
     store.ask(session.id, leases.holder)
@@ -183,7 +183,7 @@ def test_a_session_that_became_busy_keeps_its_lease(store):
 
 
 def test_releases_during_a_release_are_sent_next(store):
-    store.create([session := stored()], {}, {})
+    store.create([session := new_session()], {}, {})
     leases = Leases(store)
     first, later = (SessionState(*store.get(session.id)) for _ in range(2))
     leases.acquire([first])
@@ -203,14 +203,14 @@ def test_releases_during_a_release_are_sent_next(store):
     assert is_free(store, session.id)
 
 
-def test_a_late_release_keeps_a_new_lease_of_its_number(store):
-    store.create([session := stored()], {}, {})
+def test_a_late_release_keeps_a_newer_lease_of_the_same_epoch(store):
+    store.create([session := new_session()], {}, {})
     leases = Leases(store)
     refused, later = (SessionState(*store.get(session.id)) for _ in range(2))
     leases.acquire([refused])
     refused.invalid = "The commit was refused."
     leases.release(refused)
-    store._leases[session.id] = 0, None  # as it was before
+    store._leases[session.id] = 0, None  # as before the lease was granted
     release = store.release
 
     def meanwhile(*lease):
@@ -253,9 +253,9 @@ def test_a_paused_worker_cannot_commit_to_lost_sessions(bench, store, second):
     session_id = bench.create()
     gate, call = hold(bench, session_id, "paused", call_id="paused")
     lease = claim(store, session_id)
-    taken = claim(store, session_id, lease)
-    assert isinstance(taken, Head)
-    store.release(session_id, OTHER, taken.epoch)
+    grant = claim(store, session_id, lease)
+    assert isinstance(grant, Head)
+    store.release(session_id, OTHER, grant.epoch)
     assert second.result(session_id, "add", amount=7) == 7
     gate.set()
     with pytest.raises(RpcError) as refused:
@@ -271,9 +271,9 @@ def test_a_session_that_another_worker_has_closed_is_gone(bench, second):
     session_id = bench.create()
     bench.result(session_id, "add", amount=1)
     second.rpc("close_session", session_id=session_id)
-    with pytest.raises(RpcError) as gone:
+    with pytest.raises(RpcError) as refusal:
         bench.call(session_id, "add", amount=1)
-    assert gone.value.code == -32001
+    assert refusal.value.code == -32001
 
 
 def test_a_session_that_another_worker_closes_meanwhile_is_gone(bench, second):
@@ -303,16 +303,16 @@ def test_a_busy_worker_lets_others_have_their_turn(bench, store, monkeypatch):
     clock.move(queues.TURN_SECONDS * 1.5)
     first_gate.set()
     assert first.result(serving.PATIENCE)["result"] == 3
-    # It must not return before others had time to ask.
-    seen = len(looks)
-    wait_until(lambda: len(looks) > seen + 2, "two looks of the worker at its queues")
+    # The worker must not take the lease again before other workers had time to ask for it.
+    count = len(looks)
+    wait_until(lambda: len(looks) > count + 2, "two looks of the worker at its queues")
     assert ledger.runs.count("add_and_hold") == runs
-    taken = claim(store, session_id)
-    assert isinstance(taken, Head)
+    grant = claim(store, session_id)
+    assert isinstance(grant, Head)
     clock.move(queues.YIELD_SECONDS)
-    wait_until(lambda: len(looks) > seen + 4, "the worker's wait for its next turn")
+    wait_until(lambda: len(looks) > count + 4, "the worker's wait for its next turn")
     assert ledger.runs.count("add_and_hold") == runs
-    store.release(session_id, OTHER, taken.epoch)
+    store.release(session_id, OTHER, grant.epoch)
 
     def goes_on(condition):
         clock.move(queues.YIELD_SECONDS)
@@ -344,12 +344,12 @@ def test_a_worker_keeps_its_lease_during_its_turn(bench, store, monkeypatch):
 # Dead workers
 
 
-def stored():
+def new_session():
     return StoredSession("s", "key", "", b"", {}, 60, 0, 10**10)
 
 
 class Watcher:
-    """The leases of a worker that waits for another worker's session."""
+    """A worker that waits for the lease of another worker's session, and looks at the holder's heartbeat meanwhile."""
 
     def __init__(self, store, monkeypatch):
         bench = serving.Bench(store=store)
@@ -361,7 +361,7 @@ class Watcher:
         assert isinstance(claim(store, self.session_id), Head)
 
     def looks(self):
-        """Ask for the lease once, and return whether it was granted."""
+        """Request the lease once, and return whether the store granted it."""
         state = SessionState(*self.store.get(self.session_id))
         self.leases.acquire([state])
         return state.leased
@@ -382,9 +382,9 @@ def watcher(store, monkeypatch):
 
 def test_a_lease_moves_after_5_seconds_without_heartbeats(watcher):
     assert DEAD_SECONDS == 5.0
-    began = watcher.clock.monotonic()
+    start = watcher.clock.monotonic()
     watcher.looks_until_taken(0.02)
-    assert 5.0 < watcher.clock.monotonic() - began < 5.1
+    assert 5.0 < watcher.clock.monotonic() - start < 5.1
 
 
 def test_a_waiting_call_continues_if_the_holder_is_unreachable(watcher, store):
@@ -432,7 +432,7 @@ def test_a_holder_with_heartbeats_keeps_its_lease(watcher):
         watcher.store.heartbeat(OTHER)
 
 
-def test_a_watchers_own_pause_is_not_anothers_death(watcher):
+def test_a_watchers_own_pause_makes_no_holder_dead(watcher):
     assert not watcher.looks()
     for _ in range(10):
         watcher.clock.move(3600)
@@ -451,9 +451,9 @@ def test_a_worker_sends_heartbeats_even_if_it_has_nothing_to_do(store, monkeypat
     clock = serving.Clock(monkeypatch, leases)
     beats = []
     store.heartbeat = lambda holder: beats.append(holder) or ()
-    made = Leases(store)
+    worker_leases = Leases(store)
     for _ in range(100):
-        made.keep_up(lambda _: False)
+        worker_leases.keep_up(lambda _: False)
         clock.move(HEARTBEAT_SECONDS / 10)
     assert 9 <= len(beats) <= 10
     assert len(set(beats)) == 1
@@ -476,11 +476,11 @@ def test_a_failed_end_notice_is_logged_once_and_retried(store, caplog):
     assert list(store._heartbeats.values()) == [1]
 
 
-def test_each_worker_has_a_name_of_its_own(store):
+def test_each_worker_has_its_own_name(store):
     assert len({Leases(store).holder for _ in range(50)}) == 50
 
 
-def test_a_store_that_is_not_shared_is_asked_for_no_lease(make_bench):
+def test_no_lease_is_requested_from_an_unshared_store(make_bench):
     store = open_store("memory:")
     store.claim = store.heartbeat = store.release = lambda *_: pytest.fail("no lease is needed")
     bench = make_bench(store=store)
@@ -489,10 +489,10 @@ def test_a_store_that_is_not_shared_is_asked_for_no_lease(make_bench):
     assert store.get(session_id)[1].epoch == 0
 
 
-# What is left in the store
+# Rows that remain in the store
 
 
-def test_a_worker_that_ends_leaves_nothing_in_a_file(tmp_path):
+def test_an_ended_worker_leaves_no_lease_rows_in_a_file(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/sessions.db", exclusive=False)
     with contextlib.closing(store):
         ended, other = serving.Bench(store=store), serving.Bench(store=store)

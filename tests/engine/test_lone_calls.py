@@ -1,4 +1,4 @@
-"""Quick calls that arrive one by one run on the event loop's own thread. A call that isn't quick delays no others."""
+"""Lone calls: quick calls that arrive one by one run on the event loop's thread. A slow call delays no other call."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ ENOUGH = QUICK_RUNS + LONE_JOBS_MIN + 2
 
 
 class Lone:
-    """A bench with a toolpack whose function calls `act` and returns the thread that it runs on."""
+    """A bench with a toolpack. Its only function calls `act` and returns the id of its thread."""
 
     def __init__(self, **settings):
         pack = Toolpack("lone", ledger.LedgerEnvironment, [ledger.add])
@@ -32,7 +32,7 @@ class Lone:
 
         @pack.function
         def ident() -> int:
-            """Get the thread."""
+            """Return the id of the thread."""
             self.act()
             return threading.get_ident()
 
@@ -44,7 +44,7 @@ class Lone:
             self.bench.result(self.other, "add", amount=1)
 
     def runs_on_the_loop(self):
-        """Return whether a call runs on the loop's thread. On a busy machine, another thread may take over."""
+        """Return whether a call runs on the loop's thread. On a busy machine, another thread may take over the loop."""
         return self.loop_thread() == self.bench.result(self.session, "ident") == self.loop_thread()
 
     def loop_thread(self):
@@ -76,17 +76,17 @@ def test_calls_that_come_together_run_on_other_threads(lone):
 
 
 def test_a_quick_function_that_waits_delays_no_others(lone):
-    begun, gate = threading.Event(), threading.Event()
-    lone.act = lambda: (begun.set(), gate.wait(PATIENCE))
-    held = lone.bench.later_call(lone.session, "ident")
-    assert begun.wait(PATIENCE)
+    started, gate = threading.Event(), threading.Event()
+    lone.act = lambda: (started.set(), gate.wait(PATIENCE))
+    slow_call = lone.bench.later_call(lone.session, "ident")
+    assert started.wait(PATIENCE)
     total = lone.bench.result(lone.other, "add", amount=1)
     assert [lone.bench.result(lone.other, "add", amount=1) for _ in range(ENOUGH)] == [
         total + number for number in range(1, ENOUGH + 1)
     ]
-    assert not held.done()
+    assert not slow_call.done()
     gate.set()
-    at = held.result(PATIENCE)["result"]
+    at = slow_call.result(PATIENCE)["result"]
     assert at != lone.loop_thread()
     lone.act = lambda: None
     wait_until(lone.runs_on_the_loop, "a lone call")
@@ -150,21 +150,21 @@ def test_a_process_forked_by_a_lone_call_runs_no_loop(lone):
 
 
 def test_a_slow_commit_does_not_block_the_loop(lone):
-    begun, gate = threading.Event(), threading.Event()
+    started, gate = threading.Event(), threading.Event()
     real = lone.bench.store.commit
 
     def commit(commits):
-        begun.set()
+        started.set()
         assert gate.wait(PATIENCE)
         return real(commits)
 
     lone.bench.store.commit = commit
-    held = lone.bench.later_call(lone.session, "ident")
-    assert begun.wait(PATIENCE)
+    slow_call = lone.bench.later_call(lone.session, "ident")
+    assert started.wait(PATIENCE)
     assert lone.loop_thread()
     late = lone.bench.later_call(lone.session, "ident")
     gate.set()
-    assert [call.result(PATIENCE)["error"] for call in (held, late)] == [None, None]
+    assert [call.result(PATIENCE)["error"] for call in (slow_call, late)] == [None, None]
     lone.bench.store.commit = real
     trace = lone.bench.rpc("get_trace", session_id=lone.session)
     assert [record["index"] for record in trace] == [*range(len(trace))]
@@ -208,13 +208,13 @@ def test_a_real_server_answers_others_while_a_lone_call_waits(tmp_path, protocol
         for _ in range(ENOUGH):
             assert server.call(session, "nap", file="/") == {"result": "woken", "error": None}
         with ThreadPoolExecutor(1) as pool:
-            held = pool.submit(server.call, session, "nap", file=str(woken))
+            slow_call = pool.submit(server.call, session, "nap", file=str(woken))
             with serving.http_client(server.url) as other:
                 for _ in range(20):
                     assert other.get("/healthz").status_code == 200
-            assert not held.done()
+            assert not slow_call.done()
             woken.touch()
-            assert held.result() == {"result": "woken", "error": None}
+            assert slow_call.result() == {"result": "woken", "error": None}
         assert server.call(session, "nap", file="/") == {"result": "woken", "error": None}
 
 

@@ -1,4 +1,4 @@
-"""Calls on one session run one at a time, in order of arrival. Sessions never wait for each other."""
+"""Order of calls: those on one session run one at a time, as they arrive. Sessions never wait for each other."""
 
 from collections import Counter
 from itertools import chain
@@ -46,13 +46,13 @@ def test_the_leases_of_concurrent_calls_are_acquired_together(tmp_path, fails):
     bench.call(theirs, "add", {"owner": "bob"}, amount=1)
     claim, claims = store.claim, []
 
-    def counted(session_ids, *more):
+    def claim_and_count(session_ids, *arguments):
         claims.append(session_ids)
         if fails and len(session_ids) > 1:
             raise OverloadedError("The store can't be used.")
-        return claim(session_ids, *more)
+        return claim(session_ids, *arguments)
 
-    store.claim = counted
+    store.claim = claim_and_count
     with bench.paused():
         calls = [bench.later("run_function", owner="ann", session_id=each, function="total") for each in ours]
         refused = bench.later("run_function", owner="ann", session_id=theirs, function="total")
@@ -81,7 +81,7 @@ def test_a_reset_starts_after_the_commits_of_the_calls_before_it(stored_bench):
     session_id = stored_bench.create()
     with stored_bench.paused():
         calls = [stored_bench.later_call(session_id, "add", amount=1) for _ in range(2)]
-        reset = stored_bench.later("reset_session", session_id=session_id, version=1)  # the version doesn't exist yet
+        reset = stored_bench.later("reset_session", session_id=session_id, version=1)  # this version doesn't exist yet
         behind = stored_bench.later_call(session_id, "add", amount=10)
     assert [call.result(serving.PATIENCE)["result"] for call in calls] == [1, 2]
     assert reset.result(serving.PATIENCE)["version"] in {3, 4}

@@ -1,4 +1,4 @@
-"""Calls of async functions wait on a shared loop and need memory, not threads. All promises hold there, too."""
+"""Calls of async functions wait on a shared event loop, without threads, and have the guarantees of all calls."""
 
 import asyncio
 import gc
@@ -35,7 +35,7 @@ def gate(request):
 
 @pytest.fixture
 def bench(gate, monkeypatch):
-    """Return a server whose async functions share loops, however quick they are."""
+    """Return a server. Its async functions share event loops, even if they are quick."""
     monkeypatch.setattr(pace.Pace, "is_quick", lambda _, kind: kind == "note")
     pauses.seen.clear()
     with Bench(CATALOG) as bench:
@@ -51,13 +51,13 @@ def shares(bench, function):
     return not bench.sessions.queues.threads._pace.is_blamed(f"pauses.{function}")
 
 
-def done(bench, session_id):
+def lines_of(bench, session_id):
     return bench.rpc("get_environment", session_id=session_id, pointer="/pauses/done")
 
 
 @pytest.fixture
 def no_verdict(monkeypatch):
-    """Prevent the verdict that a function computes or blocks: garbage collection or a busy machine can look like it."""
+    """Never count a function as computing or blocking, which a garbage collection or a busy machine can look like."""
     monkeypatch.setattr(waiting, "COMPUTED_SECONDS", PATIENCE)
     monkeypatch.setattr(waiting, "BLOCKED_LOOKS", 10**9)
 
@@ -79,9 +79,9 @@ def test_many_waiting_calls_take_no_threads(bench, gate):
 
 @pytest.mark.parametrize("how", ["block", pytest.param("compute", marks=pytest.mark.heavy), "never"])
 def test_a_blocked_loop_fails_no_call_of_other_sessions(bench, gate, how, monkeypatch):
-    """One call blocks on its first step. Others on the same loop have begun to wait, or haven't begun."""
+    """One call blocks on its first step. Some calls on the same loop already wait then, and some haven't begun."""
     monkeypatch.setattr(waiting, "INTERRUPTIONS", 4)
-    begun = [bench.later_call(bench.create("pauses"), "keep", how="wait", gate=gate) for _ in range(20)]
+    calls = [bench.later_call(bench.create("pauses"), "keep", how="wait", gate=gate) for _ in range(20)]
     wait_until(lambda: pauses.seen.count("waits") == 20, "those that wait")
     bad = bench.later_call(bench.create("pauses"), "keep", {"timeout_seconds": 0.1}, how=how, gate=gate)
     wait_until(lambda: f"{how} keeps" in pauses.seen, "the step")
@@ -89,28 +89,31 @@ def test_a_blocked_loop_fails_no_call_of_other_sessions(bench, gate, how, monkey
     wait_until(lambda: pauses.seen.count("waits") > 20, "a function that runs in a thread")
     assert bad.result(PATIENCE)["error"].startswith("TimeoutError")
     if how == "never":
-        for call in begun:
+        for call in calls:
             with pytest.raises(serving.RpcError) as refused:
                 call.result(PATIENCE)
             assert (refused.value.code, refused.value.message) == (-32006, queues.HELD_UP)
     pauses.gates[gate].set()
     assert [call.result(PATIENCE)["result"] for call in later] == [["wait"]] * 100
     if how != "never":
-        assert [call.result(PATIENCE)["result"] for call in begun] == [["wait"]] * 20
+        assert [call.result(PATIENCE)["result"] for call in calls] == [["wait"]] * 20
     wait_until(lambda: waits(bench) == 0, "the end of all")
     assert not shares(bench, "keep")
 
 
 def test_deadlines_hold_while_another_call_blocks_the_loop(bench, gate):
     session_ids = [bench.create("pauses") for _ in range(10)]
-    begun = [bench.later_call(one, "keep", {"timeout_seconds": 0.5}, how="nap", gate=gate) for one in session_ids]
+    calls = [
+        bench.later_call(session_id, "keep", {"timeout_seconds": 0.5}, how="nap", gate=gate)
+        for session_id in session_ids
+    ]
     wait_until(lambda: pauses.seen.count("naps") == 10, "those that wait")
     bad = bench.later_call(bench.create("pauses"), "keep", how="block", gate=gate)
     wait_until(lambda: "block keeps" in pauses.seen, "the step")
     (loop,) = bench.sessions.queues.threads._waiting._loops.values()
     wait_until(lambda: loop.blocked_seconds > 0.6, "their deadlines")
     pauses.gates[gate].set()
-    assert [call.result(PATIENCE)["error"] for call in [*begun, bad]] == [None] * 11
+    assert [call.result(PATIENCE)["error"] for call in [*calls, bad]] == [None] * 11
 
 
 def test_a_function_is_blamed_after_several_short_blocks(bench):
@@ -119,7 +122,7 @@ def test_a_function_is_blamed_after_several_short_blocks(bench):
     assert not shares(bench, "nap")
 
 
-def test_a_quick_async_function_needs_no_loop_of_its_own():
+def test_a_quick_async_function_runs_on_a_shared_loop():
     with Bench(CATALOG) as bench:
         session_id, threads_ = bench.create("pauses"), bench.sessions.queues.threads
         wait_until(lambda: bench.result(session_id, "at_once") and threads_._pace.is_quick("at_once"), "the verdict")
@@ -159,7 +162,7 @@ def test_an_overdue_async_call_changes_nothing(bench, gate, how, monkeypatch):
     wait_until(lambda: f"{how} ended" in pauses.seen, "the end of the coroutine")
     wait_until(lambda: waits(bench) == 0, "the end of the call")
     assert bench.sessions.queues.threads.stuck_threads() == 0
-    assert done(bench, session_id) == ["next"]
+    assert lines_of(bench, session_id) == ["next"]
     pauses.gates[gate].set()
     if how in ("block", "compute"):
         assert not shares(bench, "hang")
@@ -167,7 +170,7 @@ def test_an_overdue_async_call_changes_nothing(bench, gate, how, monkeypatch):
 
 
 class Held:
-    """The attributes of a job that waiting calls use."""
+    """Stand-in for a job, with the attributes that `waiting` uses."""
 
     context, call, coroutine_time, deadline, stuck_from, held_up = None, None, 0.0, 0.0, 0.0, False
 
@@ -188,34 +191,34 @@ def test_an_unending_call_is_cancelled_again_every_second():
             except asyncio.CancelledError:
                 cancelled.append(1)
 
-    held, own = Held(hold()), waiting.Waiting(settled.append, pace.Pace())
-    own.begin(held)
-    wait_until(lambda: held.call.tasks, "its beginning")
+    job, own = Held(hold()), waiting.Waiting(settled.append, pace.Pace())
+    own.begin(job)
+    wait_until(lambda: job.call.tasks, "its beginning")
     now = time.monotonic()
-    assert own.take_over(now, look_for_cancelled=False) == [held]
+    assert own.take_over(now, look_for_cancelled=False) == [job]
     for times in (1, 2, 3):
         wait_until(lambda times=times: len(cancelled) == times, "its cancellation")
         now += waiting.AGAIN_SECONDS
         assert own.take_over(now, look_for_cancelled=False) == []
-    wait_until(lambda: settled == [held], "its end")
-    assert not own.take(held)
+    wait_until(lambda: settled == [job], "its end")
+    assert not own.take(job)
     assert len(own) == 0
     own.take_all()
 
 
 def test_the_clock_stops_while_a_call_waits_for_a_thread():
     settled = []
-    held, own = Held(asyncio.sleep(0)), waiting.Waiting(settled.append, pace.Pace())
-    held.deadline = before = time.monotonic() + PATIENCE
-    own.begin(held)
+    job, own = Held(asyncio.sleep(0)), waiting.Waiting(settled.append, pace.Pace())
+    job.deadline = before = time.monotonic() + PATIENCE
+    own.begin(job)
     wait_until(lambda: settled, "its end")
-    held.coroutine_time -= 5
-    assert own.take(held)
-    assert held.deadline >= before + 5
+    job.coroutine_time -= 5
+    assert own.take(job)
+    assert job.deadline >= before + 5
     own.take_all()
 
 
-def test_a_blocking_function_delays_no_other_one(bench, gate, caplog):
+def test_a_blocking_function_delays_no_other_function(bench, gate, caplog):
     blocked = bench.later_call(bench.create("pauses"), "hang", {"timeout_seconds": 0.2}, how="block", gate=gate)
     wait_until(lambda: not shares(bench, "hang"), "the verdict")
     assert bench.result(bench.create("pauses"), "pause") == "here"
@@ -237,11 +240,11 @@ def test_a_cancelled_call_leaves_no_record(bench, gate):
 def test_leftover_tasks_end_before_the_world_is_stored(bench):
     session_id = bench.create("pauses")
     bench.result(session_id, "leave")
-    kept = done(bench, session_id)
-    assert kept in (["returned", "soon", "cancelled"], ["returned", "soon", "timer", "cancelled"])
+    lines = lines_of(bench, session_id)
+    assert lines in (["returned", "soon", "cancelled"], ["returned", "soon", "timer", "cancelled"])
     assert pauses.seen[0].cancelled()
     bench.result(session_id, "pause")
-    assert done(bench, session_id) == kept
+    assert lines_of(bench, session_id) == lines
 
 
 def test_a_self_scheduling_callback_ends_with_its_call(bench):
@@ -286,7 +289,7 @@ def test_a_function_cannot_change_its_threads_loop(method):
         thread.submit(coroutines.close_loop).result()
 
 
-def test_a_function_that_uses_threads_runs_in_one_later(bench):
+def test_a_function_that_uses_threads_later_runs_in_a_thread(bench):
     session_id = bench.create("pauses")
     assert bench.result(session_id, "hand_over") == ["in a thread"]
     wait_until(lambda: not shares(bench, "hand_over"), "the verdict")
@@ -398,7 +401,7 @@ def test_a_forked_process_runs_no_other_call(tmp_path):
         with marks.open("a") as file:
             file.write("marked\n")
 
-    async def begin_both():  # so that both take their step in the same turn of the loop
+    async def begin_both():  # so that both calls take their step in the same turn of the loop
         for call in calls:
             loop.begin(call)
 

@@ -1,4 +1,4 @@
-"""Hooks of features around operations: they may answer, refuse, and alter the answer; the record stays true."""
+"""Hooks of features before and after operations: they may answer, refuse, or alter the answer, but not the record."""
 
 import pytest
 from serving import Bench, RpcError
@@ -14,7 +14,7 @@ HEARD = b'"something else"'
 
 
 class Faults(OperationHook):
-    """Changes the outcome of calls as their argument `value` says, in sessions with the label `faults`."""
+    """Hook that changes the outcome of calls in sessions with the label `faults`. The argument `value` says how."""
 
     def __init__(self):
         self.asked = []
@@ -71,19 +71,19 @@ def test_an_answer_before_the_call_is_not_recorded(bench):
 
 def test_an_outcome_that_replaces_the_functions_is_recorded(bench):
     session_id = bench.create(labels={"faults": "yes"})
-    heard = bench.call(session_id, "echo", value="instead")
-    assert heard == {"result": "", "error": "TooLargeError: Too much."}
+    envelope = bench.call(session_id, "echo", value="instead")
+    assert envelope == {"result": "", "error": "TooLargeError: Too much."}
     (record,) = trace(bench, session_id)
-    assert (record.get("failure"), record["error"], record["version"]) == ("too_large", heard["error"], 0)
+    assert (record.get("failure"), record["error"], record["version"]) == ("too_large", envelope["error"], 0)
 
 
 @pytest.mark.parametrize(
-    ("how", "heard"), [("hear", ("something else", None)), ("fail", ("", "ConnectionError: The line is dead."))]
+    ("how", "expected"), [("hear", ("something else", None)), ("fail", ("", "ConnectionError: The line is dead."))]
 )
-def test_an_altered_answer_is_repeated_but_not_recorded(bench, how, heard):
+def test_an_altered_answer_is_repeated_but_not_recorded(bench, how, expected):
     session_id = bench.create(labels={"faults": "yes"})
     answers = [bench.call(session_id, "echo", {"call_id": "once"}, value=how) for _ in range(2)]
-    assert [(answer["result"], answer["error"]) for answer in answers] == [heard] * 2
+    assert [(answer["result"], answer["error"]) for answer in answers] == [expected] * 2
     (record,) = trace(bench, session_id)
     assert (record["error"], record.get("failure")) == (None, None)
 

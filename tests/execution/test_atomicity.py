@@ -1,6 +1,6 @@
-"""A failed call changes nothing in any toolpack, at whatever point it failed.
+"""A failed call changes nothing in any toolpack, at any point of its failure.
 
-`test_guarantees.py` tests what clients can observe; this module tests the rest.
+`test_guarantees.py` tests this through the protocol. This module tests it inside the server.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""One call is a pure function: it takes a plan and a snapshot, and returns an outcome and the next bytes."""
+"""A call as a pure function: it takes a plan and a snapshot, and returns an outcome and the bytes of changed parts."""
 
 import contextlib
 
@@ -23,21 +23,21 @@ def snapshot(entries=(5,), *, live=False):
     """Return a ledger and a vault as bytes, and with `live` as objects too."""
     built = {"ledger": ledger.LedgerEnvironment(), "vault": CATALOG.toolpacks["vault"].build({})}
     built["ledger"].ledger.entries.extend(entries)
-    written = {
+    blobs_by_part = {
         part: blob
-        for toolpack, held in built.items()
-        for part, blob in CODEC.seal_all(CODEC.freeze_parts(toolpack, held, contextlib.nullcontext())).items()
+        for toolpack, environment in built.items()
+        for part, blob in CODEC.seal_all(CODEC.freeze_parts(toolpack, environment, contextlib.nullcontext())).items()
     }
-    objects = {part: CODEC.decode(part, *blob) for part, blob in written.items()} if live else {}
-    ids, blobs = ({part: blob[place] for part, blob in written.items()} for place in (0, 1))
+    objects = {part: CODEC.decode(part, *blob) for part, blob in blobs_by_part.items()} if live else {}
+    ids, blobs = ({part: blob[index] for part, blob in blobs_by_part.items()} for index in (0, 1))
     return Snapshot(ids, blobs, objects)
 
 
-def ran(function, at=None, most=2**20, interruptible=None, codec=CODEC, **kwargs):
+def run_call(function, at=None, max_bytes=2**20, interruptible=None, codec=CODEC, **kwargs):
     return call(
         RUNTIME.plan(function, kwargs),
         at or snapshot(),
-        ExecutionContext(codec, most, interruptible or contextlib.nullcontext()),
+        ExecutionContext(codec, max_bytes, interruptible or contextlib.nullcontext()),
     )
 
 
@@ -49,22 +49,22 @@ def inner(function, **args):
 def test_a_change_is_only_in_the_next_snapshot(live):
     before = snapshot(live=live)
     bytes_before = dict(before.blobs)
-    outcome = ran("add", before, amount=2)
+    outcome = run_call("add", before, amount=2)
     assert (outcome.result, outcome.failure, outcome.changes) == (b"7", None, True)
     (part,) = outcome.blobs
     assert part.startswith("ledger")
     assert CODEC.decode(part, *outcome.blobs[part]).ledger.entries == [5, 2]
     assert outcome.live[part].ledger.entries == [5, 2]
     assert before.blobs == bytes_before
-    assert part not in before.live  # the next call gets the object from the outcome, or reads the bytes
+    assert part not in before.live  # the next call gets this live object, or restores it from the bytes
     assert set(outcome.live) == {part}
 
 
 def test_a_read_creates_no_snapshot_and_no_version():
-    outcome = ran("total")
+    outcome = run_call("total")
     assert (outcome.result, outcome.changes, outcome.blobs) == (b"5", False, {})
-    assert ran("echo", value=inner("total")).changes
-    assert ran("total", colour=1).changes is False
+    assert run_call("echo", value=inner("total")).changes
+    assert run_call("total", colour=1).changes is False
 
 
 FAILING = [
@@ -85,25 +85,28 @@ FAILING = [
 @pytest.mark.parametrize(("function", "kwargs", "failure", "error"), FAILING)
 def test_a_failed_call_has_no_snapshot_and_no_version(function, kwargs, failure, error):
     before = snapshot(live=True)
-    outcome = ran(function, before, **kwargs)
+    outcome = run_call(function, before, **kwargs)
     assert outcome.failure.why == failure
     assert outcome.failure.text.startswith(error)
     assert (outcome.result, outcome.changes, outcome.blobs, outcome.live) == (None, False, {}, {})
     # Half-made changes are gone; the bytes are unchanged.
-    assert ran("total", before).result == b"5"
+    assert run_call("total", before).result == b"5"
 
 
 def test_only_invalid_arguments_are_listed():
-    assert [problem["loc"] for problem in ran("add", amount="x", colour=1).failure.errors] == [["amount"], ["colour"]]
-    assert ran("add_then", how="raise").failure.errors is None
-    many = ran("add", **{f"wrong {number}": 1 for number in range(1000)})
+    assert [problem["loc"] for problem in run_call("add", amount="x", colour=1).failure.errors] == [
+        ["amount"],
+        ["colour"],
+    ]
+    assert run_call("add_then", how="raise").failure.errors is None
+    many = run_call("add", **{f"wrong {number}": 1 for number in range(1000)})
     assert (many.failure.why, many.failure.errors) == (Failure.ARGUMENTS, [])
 
 
 @pytest.mark.parametrize("function", ["add", "total"])
 def test_an_unusable_snapshot_refuses_the_call(function):
     def refused(at, codec=CODEC):
-        return ran(function, at, codec=codec, **({"amount": 1} if function == "add" else {}))
+        return run_call(function, at, codec=codec, **({"amount": 1} if function == "add" else {}))
 
     at = snapshot()
     at.blobs = {part: blob[:-1] for part, blob in at.blobs.items()}
@@ -136,10 +139,10 @@ def test_only_the_functions_own_code_can_be_interrupted():
         inside.append("out")
         raise Interrupted
 
-    outcome = ran("add", interruptible=block(), amount=1)
+    outcome = run_call("add", interruptible=block(), amount=1)
     assert inside == ["in", "out"]
     assert (outcome.failure.why, outcome.blobs) == (Failure.RAISED, {})
-    assert ran("add", interruptible=block(), amount="x").failure.why == Failure.ARGUMENTS
+    assert run_call("add", interruptible=block(), amount="x").failure.why == Failure.ARGUMENTS
     assert inside == ["in", "out"]  # arguments are validated outside
 
 
@@ -149,7 +152,7 @@ def test_a_plan_has_reach_deadline_and_read_only_flag():
     assert plan.footprint == {"ledger": {"ledger"}, "vault": {"vault"}}
     assert RUNTIME.plan("total", {}).read_only
     assert not RUNTIME.plan("none", {}).read_only
-    assert [RUNTIME.plan("add_and_spin", {}, given).timeout_seconds for given in (None, 0.1, 9)] == [0.3, 0.1, 0.3]
+    assert [RUNTIME.plan("add_and_spin", {}, timeout).timeout_seconds for timeout in (None, 0.1, 9)] == [0.3, 0.1, 0.3]
     assert RUNTIME.plan("none", {}).toolpack == ""
     assert RUNTIME.plan("get_log", {}).footprint == {"vault": {"vault"}}
     assert RUNTIME.plan("echo", {"value": 1}).footprint == {}

@@ -1,4 +1,4 @@
-"""A toolpack's code sees no context variable and no decimal context that other code of a toolpack has set."""
+"""Code of a toolpack doesn't see the context variables and the decimal context that other code has set."""
 
 import pytest
 from serving import IN_BOTH, PACKS
@@ -23,7 +23,7 @@ def nested(function, **args):
 @pytest.mark.parametrize("function", ["plain", "waiting", "dependent"])
 def test_a_call_sees_no_variables_of_other_calls(bench, function):
     sessions = [bench.create("variables") for _ in range(2)]
-    for _ in range(4):  # an async function runs on the shared loop only once it is known
+    for _ in range(4):  # an async function runs on the shared loop only after the server has measured it
         for session in sessions:
             for other in ("plain", "waiting"):
                 bench.result(session, other)
@@ -41,9 +41,9 @@ def test_a_factory_sees_no_variables_of_other_code(bench):
 @pytest.mark.parametrize("outer", ["plain", "waiting"])
 def test_calls_within_one_call_share_its_variables(bench, inner, outer):
     session = bench.create("variables")
-    left = LEFT_BY.format("function" if inner == "plain" else "coroutine")
+    inner_text = LEFT_BY.format("function" if inner == "plain" else "coroutine")
     for _ in range(4):
-        assert bench.result(session, outer, before=nested(inner)) == f"{CLEAN}{left}"
+        assert bench.result(session, outer, before=nested(inner)) == f"{CLEAN}{inner_text}"
 
 
 def test_a_function_sees_variables_set_by_its_dependency(bench):

@@ -1,4 +1,7 @@
-"""Large environments: a call loads and stores what it touches, and behaves as on an environment stored as a whole."""
+"""Lazy environments: a call on a large environment loads and stores only the pieces that it uses.
+
+Its results are the same as on an environment that is stored as a whole.
+"""
 
 import inspect
 import random
@@ -86,7 +89,7 @@ def lie(people: PeopleById, key: str) -> str:
 
 
 def keep(people: PeopleById, key: str) -> None:
-    kept.append(people[key])
+    leaked.append(people[key])
 
 
 def age_all(people: PeopleById) -> int:
@@ -95,7 +98,7 @@ def age_all(people: PeopleById) -> int:
     return sum(person.age for person in people.values())
 
 
-kept: list[Any] = []
+leaked: list[Any] = []
 READERS = {"read", "lie"}
 
 
@@ -137,11 +140,11 @@ class Executor:
 def toolpack():
     pack = Toolpack("people", make_people)
     for function in (read, rename, befriend, add, remove, fail, lie, keep, age_all):
-        pack.register_function(documented(function), read_only=function.__name__ in READERS)
+        pack.register_function(with_docstring(function), read_only=function.__name__ in READERS)
     return pack
 
 
-def documented(function):
+def with_docstring(function):
     parameters = [*inspect.signature(function).parameters][1:]
     function.__doc__ = "Do it.\n\n" + "\n".join(f":param {name}: A {name}." for name in parameters)
     return function
@@ -206,10 +209,10 @@ def test_change_by_a_read_only_function_is_reported(lazy):
 
 
 def test_object_kept_after_its_call_cannot_be_used(lazy):
-    kept.clear()
+    leaked.clear()
     lazy.run("keep", key="p4")
     with pytest.raises(ValueError, match="belongs to a call that has ended"):
-        kept[0].name  # noqa: B018
+        leaked[0].name  # noqa: B018
 
 
 def test_long_chains_are_merged(lazy):
@@ -242,7 +245,7 @@ def test_exchanged_pieces_are_refused(lazy, damage):
 
 def test_random_calls_equal_those_on_a_whole_environment():
     choices = random.Random(7)
-    lazy, whole = Executor(1), Executor(0)
+    lazy, reference = Executor(1), Executor(0)
     for _ in range(150):
         key, other = (f"p{choices.randrange(12)}" for _ in range(2))
         function, arguments = choices.choice(
@@ -258,10 +261,10 @@ def test_random_calls_equal_those_on_a_whole_environment():
         )
         if choices.random() < 0.3:
             lazy.live = {}
-        results = [executor.run(function, **arguments) for executor in (lazy, whole)]
+        results = [executor.run(function, **arguments) for executor in (lazy, reference)]
         assert results[0].result == results[1].result
         assert (results[0].failure and results[0].failure.text) == (results[1].failure and results[1].failure.text)
-    assert difference(whole.environment, lazy.environment) is None
+    assert difference(reference.environment, lazy.environment) is None
 
 
 def test_small_or_opted_out_environment_is_stored_as_a_whole():

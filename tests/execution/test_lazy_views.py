@@ -1,4 +1,7 @@
-"""Views and comparisons of environments in pieces read what they show, and equal those of whole environments."""
+"""Views and comparisons of environments in pieces load only the pieces that they show.
+
+Their results equal those of environments that are stored as a whole.
+"""
 
 import random
 from collections import Counter
@@ -140,8 +143,8 @@ def act(env: Annotated[Storage, Depends(lambda env: env)], seed: int) -> int:
 
 def change(choices, env):
     containers = [env.recs, env.numbers, env.shelf.by_name]
-    pool = [found for container in containers for found in [*container.values()][:3]] + env.items[-2:]
-    removed = [found.ref for found in pool if isinstance(found.ref, dict) and found.ref is not env.recs]
+    pool = [item for container in containers for item in [*container.values()][:3]] + env.items[-2:]
+    removed = [item.ref for item in pool if isinstance(item.ref, dict) and item.ref is not env.recs]
     target = choices.choice([env.recs, env.recs, *containers, env.short, *removed, *removed])
     key = choices.choice([*target] or ["none"])
     case = choices.randrange(14)
@@ -199,7 +202,7 @@ class Versions:
             executor.parts, executor.live = dict(snapshot.parts), {}
 
 
-def whole(executor, snapshot):
+def whole_view(executor, snapshot):
     try:
         return loads(view(executor.codec, snapshot))
     except ResultError:
@@ -213,9 +216,15 @@ def resolve(text, pointer):
         return "nothing"
 
 
-def pointers_in(shown, pointer=""):
+def pointers_in(view_json, pointer=""):
     yield pointer
-    items = shown.items() if isinstance(shown, dict) else enumerate(shown) if isinstance(shown, list) else ()
+    items = (
+        view_json.items()
+        if isinstance(view_json, dict)
+        else enumerate(view_json)
+        if isinstance(view_json, list)
+        else ()
+    )
     for step, item in items:
         yield from pointers_in(item, f"{pointer}/{jsonpointer.escape(str(step))}")
 
@@ -233,7 +242,7 @@ def check_changes(versions, one, other):
     pieces, complete = (
         [snapshots[index] for index in (one, other)] for snapshots in zip(*versions.snapshots, strict=True)
     )
-    expected = [whole(versions.executors[1], snapshot) for snapshot in complete]
+    expected = [whole_view(versions.executors[1], snapshot) for snapshot in complete]
     if None in expected:
         return
     text = view_changes(versions.executors[0].codec, *pieces)
@@ -241,10 +250,10 @@ def check_changes(versions, one, other):
         patch = json_patch(*loads(text))
         if all(each["path"] for each in patch):
             assert patch == json_patch(*expected)
-            seen["compared"] += 1
+            counts["compared"] += 1
 
 
-seen: Counter[str] = Counter()
+counts: Counter[str] = Counter()
 
 
 def compare_with_whole(seed):
@@ -256,16 +265,16 @@ def compare_with_whole(seed):
         others.act(seed + number)
     for number in range(2):
         versions.act(seed + number)
-    versions.snapshots += others.snapshots  # another session's: they have another base
+    versions.snapshots += others.snapshots  # versions of another session, whose pieces have another base
     for number in range(CALLS):
         versions.act(choices.randrange(10**6))
         if choices.one_in(5):
             versions.reset(choices.choice([*range(3), *range(7, number + 8)]))
         for executor, snapshot in zip(versions.executors, versions.now, strict=True):
-            expected = whole(versions.executors[1], versions.now[1])
+            expected = whole_view(versions.executors[1], versions.now[1])
             if expected is not None:
                 check_views(choices, executor, snapshot, expected)
-                seen["views"] += 1
+                counts["views"] += 1
         last = len(versions.snapshots) - 1
         check_changes(versions, last, choices.randrange(last))
         check_changes(versions, last - 1, last)
@@ -300,33 +309,33 @@ def people():
 
 
 @pytest.fixture
-def loaded(monkeypatch):
-    """The groups that are loaded."""
+def loaded_groups(monkeypatch):
+    """Return a list that records the number of each loaded group."""
     groups = []
     load = LazyGraph._load_group
     monkeypatch.setattr(LazyGraph, "_load_group", lambda graph, number: (groups.append(number), load(graph, number))[1])
     return groups
 
 
-def test_view_of_one_object_loads_no_other(people, loaded):
+def test_view_of_one_object_loads_no_other(people, loaded_groups):
     snapshot = people.snapshot
-    shown = loads(view(people.codec, snapshot, ["people", "people", "p1"]))
-    assert shown == {"people": {"people": {"p1": loads(view(people.codec, snapshot))["people"]["people"]["p1"]}}}
-    loaded.clear()
+    groups = loads(view(people.codec, snapshot, ["people", "people", "p1"]))
+    assert groups == {"people": {"people": {"p1": loads(view(people.codec, snapshot))["people"]["people"]["p1"]}}}
+    loaded_groups.clear()
     view(people.codec, snapshot, ["people", "people", "p1"])
-    assert len(loaded) <= 4  # the trunk, its dict, the object and its friend
+    assert len(loaded_groups) <= 4  # the trunk, its dict, the object and its friend
 
 
-def test_comparison_loads_only_objects_that_may_differ(people, loaded):
+def test_comparison_loads_only_objects_that_may_differ(people, loaded_groups):
     before = people.snapshot
     people.run("rename", key="p2", name="Bo")
     after = people.snapshot
-    loaded.clear()
+    loaded_groups.clear()
     left, right = loads(view_changes(people.codec, before, after))
-    shown = {*left["people"]["people"], *right["people"]["people"]}
-    # p1 refers to p2. The call has loaded p3, the favourite; its set may have another order since.
-    assert {"p1", "p2"} <= shown <= {"p1", "p2", "p3"}
-    assert len(loaded) <= 10
+    people_shown = {*left["people"]["people"], *right["people"]["people"]}
+    # p1 refers to p2. The call has loaded p3, the favourite, and the order of its set may have changed since.
+    assert {"p1", "p2"} <= people_shown <= {"p1", "p2", "p3"}
+    assert len(loaded_groups) <= 10
     assert json_patch(left, right) == [
         {"op": "replace", "path": "/people/people/p1/friends/0/name", "value": "Bo"},
         {"op": "replace", "path": "/people/people/p2/name", "value": "Bo"},
@@ -359,7 +368,7 @@ def test_selection_keeps_what_a_serializer_sees():
 
 
 def test_moved_items_are_shown_in_a_comparison():
-    # A plain object that both refer to is shown in the first one.
+    # JSON shows a plain object at the first reference to it.
     left, right = {"a": 1, "b": 2, "c": 3}, {"b": 2, "a": 1, "c": 3}
     assert select_changes(left, right, lambda *_: True) == (left, right)
     assert select_changes(left, {**left}, lambda one, _: one < 3) == ({"c": 3}, {"c": 3})

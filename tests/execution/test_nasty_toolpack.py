@@ -9,7 +9,7 @@ pytestmark = serving.IN_BOTH
 
 @pytest.fixture(params=["live", "thawed"])
 def bench(request):
-    """A server that keeps live objects between calls, and one that restores them from the snapshot for each call."""
+    """Return a server that keeps live objects between calls, or a server that restores them for each call."""
     with Bench(cache_bytes=2**26 if request.param == "live" else 0) as bench:
         yield bench
 

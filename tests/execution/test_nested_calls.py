@@ -1,4 +1,4 @@
-"""Calls that are arguments of other calls are all in the record, each with its result."""
+"""Nested calls, which stand in place of arguments: each is in the record of the outer call, with its result."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ def bench(make_bench):
 
 
 @contextlib.contextmanager
-def held(waited_for):
+def hold_call(waited_for):
     try:
         yield
     finally:
@@ -82,7 +82,7 @@ def test_a_failed_calls_record_has_its_nested_calls(bench, function, kwargs, ret
 
 def test_a_missed_deadline_hides_no_nested_call(bench):
     session_id = bench.create()
-    with held(gate("late")):
+    with hold_call(gate("late")):
         envelope = bench.call(session_id, "add_and_spin", name=nested("echo", value=nested("echo", value="late")))
     assert envelope["error"].startswith("TimeoutError: ")
     assert of(last(bench, session_id)) == [
@@ -98,8 +98,8 @@ def test_long_values_are_cut_but_all_nested_calls_recorded(bench):
     record = last(bench, session_id)
     assert [(each["function"], list(each["kwargs"])) for each in record["nested"]] == [("echo", ["$cut"])] * 2
     assert all(list(each["result"]) == ["$cut"] for each in record["nested"])
-    most = {f"number {place}": nested("echo", value="x" * 900) for place in range(MAX_NESTED_CALLS)}
-    assert bench.call(session_id, "echo", **most)["error"].startswith("ValidationError: ")
+    kwargs = {f"number {number}": nested("echo", value="x" * 900) for number in range(MAX_NESTED_CALLS)}
+    assert bench.call(session_id, "echo", **kwargs)["error"].startswith("ValidationError: ")
     assert len(last(bench, session_id)["nested"]) == MAX_NESTED_CALLS
 
 
@@ -120,14 +120,14 @@ def test_nested_results_share_the_memory_limit_of_one(bench):
     world = World(None, Snapshot({}, {}), ExecutionContext(bench.service.codec, 100), None, nested_bytes_left=100)
     for _ in range(3):
         world.add_nested_result("x" * 60)
-    whole, *others = map(json.loads, world.nested)
-    assert whole == "x" * 60
+    complete, *others = map(json.loads, world.nested)
+    assert complete == "x" * 60
     assert [each.keys() for each in others] == [{"$cut"}] * 2
 
 
 def test_too_many_nested_calls_are_refused_before_they_run(bench):
     session_id = bench.create()
-    many = {f"number {place}": nested("add", amount=1) for place in range(MAX_NESTED_CALLS + 1)}
+    many = {f"number {number}": nested("add", amount=1) for number in range(MAX_NESTED_CALLS + 1)}
     text = f"ValidationError: {MAX_NESTED_CALLS + 1} calls are nested in this one; {MAX_NESTED_CALLS} are allowed: "
     assert bench.call(session_id, "echo", **many)["error"] == text + "send some of them first."
     assert bench.call(session_id, "echo", **many)["error"].startswith(text)

@@ -1,4 +1,4 @@
-"""A call loads and stores only the parts of an environment that it can reach, without a visible difference."""
+"""Parts of environments: a call loads and stores only the parts in its footprint, with the same results."""
 
 from functools import cached_property
 from typing import Annotated, Any
@@ -51,7 +51,7 @@ def add_note(notes: Notes, text: str) -> int:
 
 
 def last_note(notes: Notes) -> Note:
-    """Get the last note itself, not a copy."""
+    """Return the last note itself, not a copy."""
     return notes[-1]
 
 
@@ -77,7 +77,7 @@ def reply(note: Any, text: str) -> str:
 def edit_pinned(pinned: Pinned, text: str) -> list[str]:
     """Edit all pinned notes.
 
-    :param text: What is added to each.
+    :param text: The text to add to each.
     """
     for note in pinned:
         note.text += text
@@ -104,8 +104,8 @@ def count_notes(notes: Notes) -> int:
 FUNCTIONS = [add_note, last_note, pin, reply, edit_pinned, add_draft]
 
 
-def desk(*more: Any, environment: Any = Desk) -> Toolpack:
-    toolpack = Toolpack("desk", environment, [*FUNCTIONS, *more])
+def desk(*functions: Any, environment: Any = Desk) -> Toolpack:
+    toolpack = Toolpack("desk", environment, [*FUNCTIONS, *functions])
     toolpack.function(read_only=True)(count_notes)
     return toolpack
 
@@ -126,7 +126,7 @@ def test_fields_that_share_an_object_are_one_part():
     assert fields(divide(desk(), shared)) == {"notes,drafts,names", "pinned", "unused"}
 
 
-def test_a_private_attribute_joins_the_part_it_shares_with():
+def test_a_private_attribute_joins_the_part_of_a_shared_object():
     class Counting(Desk):
         pass
 
@@ -157,7 +157,7 @@ class Counted(Knotted):
 
 
 def count_up(count: Annotated[int, Depends("count")]) -> int:
-    """Get the count."""
+    """Return the count."""
     return count
 
 
@@ -168,7 +168,7 @@ def test_a_back_reference_reaches_immutable_fields_too():
 
 
 def callable_dependency(desk: Annotated[Any, Depends(lambda env: env)]) -> int:
-    """Get the whole."""
+    """Return the whole environment."""
     return len(desk.notes)
 
 
@@ -183,7 +183,7 @@ class WithProperty(Desk):
 
 
 def property_dependency(both: Annotated[Any, Depends("both")]) -> int:
-    """Get two."""
+    """Return a value that a property computes."""
     return len(both)
 
 
@@ -227,7 +227,7 @@ def with_a_field_set_that_is_gone():
 
 
 @pytest.mark.parametrize("make", [remembering, slotted, in_another_order, with_a_field_set_that_is_gone])
-def test_an_environment_that_is_more_than_its_fields_is_one_part(make):
+def test_an_environment_with_state_beside_its_fields_is_one_part(make):
     environment = make()
     toolpack = desk(environment=type(environment))
     parts = divide(toolpack, environment)
@@ -236,49 +236,52 @@ def test_an_environment_that_is_more_than_its_fields_is_one_part(make):
     assert len(divide(toolpack, type(environment)())) == (1 if make is slotted else 4)
 
 
-def test_parts_put_together_are_the_environment():
+def test_joined_parts_equal_the_environment():
     toolpack = desk()
     catalog = Catalog({"desk": toolpack})
     environment = Desk(notes=[Note(text="x")], names={"a", "b"})
     parts = divide(toolpack, environment)
     assert len(parts) == 4
-    kept = {part: thaw(freeze(held, catalog.classes), catalog.classes) for part, held in parts.items()}
-    assert difference(environment, environments(kept)["desk"]) is None
+    restored = {part: thaw(freeze(objects, catalog.classes), catalog.classes) for part, objects in parts.items()}
+    assert difference(environment, environments(restored)["desk"]) is None
 
 
 def test_parts_know_which_of_their_fields_were_set():
     environment = Desk(notes=[Note(text="x")], names={"a"})
     environment.unused = [2]
     parts = divide(desk(), environment)
-    assert {part.partition("/")[2]: held.model_fields_set for part, held in parts.items()} == {
+    assert {part.partition("/")[2]: objects.model_fields_set for part, objects in parts.items()} == {
         "notes": {"notes"},
         "pinned": set(),
         "drafts,names": {"names"},
         "unused": {"unused"},
     }
     for order in (parts, dict(reversed(parts.items()))):
-        whole = environments(order)["desk"]
-        assert whole.model_fields_set == {"notes", "names", "unused"}
-        assert list(whole.__dict__) == list(Desk.model_fields)
-        assert whole._counter == [7]
+        desk_environment = environments(order)["desk"]
+        assert desk_environment.model_fields_set == {"notes", "names", "unused"}
+        assert list(desk_environment.__dict__) == list(Desk.model_fields)
+        assert desk_environment._counter == [7]
     assert environment.model_fields_set == {"notes", "names", "unused"}
 
 
 def test_a_session_in_parts_keeps_which_fields_were_set(parted):
     session = parted.create("desk", environment={"desk": {"notes": [{"text": "a"}], "names": ["n"]}})
-    kept = parted.world(session, 0)["desk"]
-    assert (kept.model_fields_set, kept.notes[0].model_fields_set) == ({"notes", "names"}, {"text"})
+    desk_environment = parted.world(session, 0)["desk"]
+    assert (desk_environment.model_fields_set, desk_environment.notes[0].model_fields_set) == (
+        {"notes", "names"},
+        {"text"},
+    )
     parted.result(session, "add_note", text="b")
     parted.result(session, "add_draft", name="c")
-    kept = parted.world(session, 2)["desk"]
-    assert kept.model_fields_set == {"notes", "names"}
-    assert kept.model_dump(exclude_unset=True) == {
+    desk_environment = parted.world(session, 2)["desk"]
+    assert desk_environment.model_fields_set == {"notes", "names"}
+    assert desk_environment.model_dump(exclude_unset=True) == {
         "notes": [{"text": "a"}, {"text": "b"}],
         "names": {"n", "c"},
     }
 
 
-def test_names_of_parts():
+def test_a_part_is_named_after_its_toolpack_and_fields():
     assert toolpack_of("desk/notes,pinned") == toolpack_of("desk") == "desk"
     assert holds("desk", "anything")
     assert holds("desk/notes,pinned", "pinned")
@@ -358,9 +361,9 @@ def test_a_session_continues_when_an_edit_joins_two_parts(tmp_path, make_bench):
 
 
 def remember(value: Any) -> Any:
-    """Give back what was handed in.
+    """Return the argument.
 
-    :param value: Anything.
+    :param value: Any value.
     """
     return value
 
@@ -381,15 +384,15 @@ def test_objects_after_a_call_equal_their_snapshot(function, kwargs):
     catalog = Catalog({"desk": edited, "other": Toolpack("other", functions=[remember])})
     codec = Codec(catalog, serving.KEY, 2**20, serving.NO_VOLUMES)
     parts = divide(desk(), Desk(notes=[Note(text="a")], pinned=[Note(text="p")]))
-    blobs = {part: codec.encode(part, held) for part, held in parts.items()}
+    blobs = {part: codec.encode(part, objects) for part, objects in parts.items()}
     assert len(blobs) == 4
     plan = SessionRuntime(catalog.functions(("desk", "other")), 30).plan(function, kwargs)
-    ids, held_bytes = ({part: blob[place] for part, blob in blobs.items()} for place in (0, 1))
+    ids, held_bytes = ({part: blob[index] for part, blob in blobs.items()} for index in (0, 1))
     outcome = call(plan, Snapshot(ids, held_bytes), ExecutionContext(codec, 2**20))
     assert outcome.failure is None
     assert outcome.live
-    for part, held in outcome.live.items():
-        assert difference(held, codec.decode(part, *outcome.blobs.get(part, blobs[part]))) is None
+    for part, objects in outcome.live.items():
+        assert difference(objects, codec.decode(part, *outcome.blobs.get(part, blobs[part]))) is None
 
 
 CALLS = st.lists(
@@ -421,13 +424,13 @@ def test_a_session_in_parts_equals_a_whole_environment(calls, cache_bytes):
             wire = {
                 k: {"$call": {"function": v[0], "args": v[1]}} if isinstance(v, tuple) else v for k, v in kwargs.items()
             }
-            kept = freeze(environment, catalog.classes)
+            snapshot_bytes = freeze(environment, catalog.classes)
             _, error = runtime.run_function(environment, name, inner)
             if error:  # a session discards a failed call's changes
-                environment = thaw(kept, catalog.classes)
+                environment = thaw(snapshot_bytes, catalog.classes)
             assert bench.call(session, name, **wire)["error"] == error
         version = bench.version(session)
-        kept = bench.world(session, version)["desk"]
-        assert difference(environment, kept) is None
+        snapshot_bytes = bench.world(session, version)["desk"]
+        assert difference(environment, snapshot_bytes) is None
     finally:
         bench.close()

@@ -1,4 +1,4 @@
-"""A function that is declared read-only but writes is caught at the call, and the call's changes are undone."""
+"""Falsely read-only functions: the server detects that such a function has written, and undoes the changes."""
 
 import logging
 
@@ -21,7 +21,7 @@ def bench(request, store_url, make_bench):
     return make_bench(CATALOG, store_url(request.param), packs=NAMES)
 
 
-def seen(bench, session_id):
+def words_seen(bench, session_id):
     return bench.rpc("get_environment", session_id=session_id, pointer="/liars/seen")
 
 
@@ -55,10 +55,10 @@ def test_a_caught_function_counts_as_changing_from_then_on(bench, caplog):
     with caplog.at_level(logging.WARNING, "toolpack_server"):
         assert bench.call(session_id, "search", word="a")["error"].startswith("ReadOnlyError")
     assert bench.result(session_id, "search", word="b") == 1
-    assert (bench.version(session_id), seen(bench, session_id)) == (1, ["b"])
+    assert (bench.version(session_id), words_seen(bench, session_id)) == (1, ["b"])
     other = bench.create("liars")
     assert bench.result(other, "search", word="c") == 1
-    assert (bench.version(other), seen(bench, other)) == (1, ["c"])
+    assert (bench.version(other), words_seen(bench, other)) == (1, ["c"])
     (line,) = [record.getMessage() for record in caplog.records if "promised" in record.getMessage()]
     assert "liars.py:" in line
     assert ": search: it promised read_only=True but changed env.seen: [0] is new" in line
@@ -86,7 +86,7 @@ def test_a_caught_nested_function_fails_the_outer_call(bench):
     assert (bench.version(session_id), bench.result(session_id, "total")) == (0, 0)
     # A changing function may write, and its changes are committed with the rest.
     assert bench.result(session_id, "add", amount=inner) == 1
-    assert (bench.version(session_id), seen(bench, session_id)) == (1, ["a"])
+    assert (bench.version(session_id), words_seen(bench, session_id)) == (1, ["a"])
 
 
 @serving.in_both
@@ -95,10 +95,10 @@ def test_a_read_is_compared_with_the_state_after_inner_calls(bench):
     see = {"$call": {"function": "see_word", "args": {"word": "a"}}}
     answer = bench.call(session_id, "search", word=see)
     assert answer["error"] == "ReadOnlyError: search promised read_only=True but changed env.seen"
-    assert (bench.version(session_id), seen(bench, session_id)) == (0, [])
+    assert (bench.version(session_id), words_seen(bench, session_id)) == (0, [])
     see["$call"]["args"]["word"] = "nothing"  # now the function changes nothing, and the inner call's change is kept
     assert bench.result(session_id, "get_seen_after", word=see) == ["nothing"]
-    assert (bench.version(session_id), seen(bench, session_id)) == (1, ["nothing"])
+    assert (bench.version(session_id), words_seen(bench, session_id)) == (1, ["nothing"])
 
 
 def test_a_setting_compares_every_call(make_bench):
@@ -117,7 +117,7 @@ def test_objects_are_compared_only_where_their_bytes_differ(make_bench, monkeypa
     shelf = {"books": [f"book {number}" for number in range(999, 0, -1)], "lent": ["ann", "bob", "carl", "dora"]}
     environment = {"liars": {"seen": ["a word"] * 1000, "shelf": shelf, "notes": {"a": [1, 2] * 500}}}
     session_id = bench.rpc("create_session", toolpacks=["liars"], environment=environment)["session_id"]
-    for _ in range(3):  # on a restored environment, and on one from the last call
+    for _ in range(3):  # first on a restored environment, then on the live environment of the last call
         assert bench.result(session_id, "search", word="nothing") == bench.result(session_id, "see", word="more") - 1
     bench.result(session_id, "search", word="nothing")
     assert walked == []
@@ -126,7 +126,7 @@ def test_objects_are_compared_only_where_their_bytes_differ(make_bench, monkeypa
     assert len(walked) == 1
 
 
-def test_the_deadline_does_not_count_comparing(make_bench, monkeypatch):
+def test_comparing_does_not_count_towards_the_deadline(make_bench, monkeypatch):
     clock = serving.Clock(monkeypatch, jobs, threads)
     compared = []
     monkeypatch.setattr(read_only_checks.ReadOnlyCheck, "change", lambda *_: compared.append(clock.move(0.8)))
@@ -135,7 +135,7 @@ def test_the_deadline_does_not_count_comparing(make_bench, monkeypatch):
     assert compared
 
 
-def called(tally, clock, times, seconds, compared_seconds):
+def time_calls(tally, clock, times, seconds, compared_seconds):
     """Call a function this number of times. Return the seconds of calling and of comparing."""
     spent = [0.0, 0.0]
     for _ in range(times):
@@ -154,32 +154,32 @@ def test_comparing_stays_within_its_share_of_time(seconds, compared_seconds, tim
     with pytest.MonkeyPatch.context() as patch:
         clock = serving.Clock(patch, read_only_checks)
         tally = ReadOnlyChecks()
-        first = called(tally, clock, FIRST_CALLS, seconds, compared_seconds)
+        first = time_calls(tally, clock, FIRST_CALLS, seconds, compared_seconds)
         assert first[1] == pytest.approx(FIRST_CALLS * compared_seconds)  # the first calls are always compared
-        spent = called(tally, clock, times, seconds, compared_seconds)
+        spent = time_calls(tally, clock, times, seconds, compared_seconds)
         assert spent[1] <= SHARE * (spent[0] + spent[1] + sum(first)) + 1e-9
 
 
 def test_comparing_has_a_share_of_each_functions_time(monkeypatch):
-    """However much time passes, a function that is quick and seldom called isn't made slow."""
+    """The calls of a quick function don't become slow, even if much time passes between them."""
     clock = serving.Clock(monkeypatch, read_only_checks)
     tally = ReadOnlyChecks()
-    called(tally, clock, FIRST_CALLS, 0.001, 0.001)
+    time_calls(tally, clock, FIRST_CALLS, 0.001, 0.001)
     clock.move(10_000)
-    spent = called(tally, clock, 150, 0.001, 0.001)
-    assert spent[1] == 0  # 156 ms of calls allow 3 ms of comparing, which the first calls used up
-    spent = called(tally, clock, 850, 0.001, 0.001)
+    spent = time_calls(tally, clock, 150, 0.001, 0.001)
+    assert spent[1] == 0  # 156 ms of calls allow 3 ms of comparing, and the first calls have used these up
+    spent = time_calls(tally, clock, 850, 0.001, 0.001)
     assert 0.001 <= spent[1] <= SHARE * (1.01 + spent[1])
 
 
 def test_waiting_functions_share_one_budget_for_comparing(monkeypatch):
     clock = serving.Clock(monkeypatch, read_only_checks)
     tally = ReadOnlyChecks()
-    compared, began = 0.0, clock.monotonic()
+    compared, start = 0.0, clock.monotonic()
     for _ in range(1000):
         clock.move(0.01)
         for thread in range(50):  # each has waited for half a second
             due = tally.is_due("pack", f"f{thread}")
             compared += 0.005 * due
             tally.called("pack", f"f{thread}", 0.5, 0.005 if due else None)
-    assert compared <= SHARE * (clock.monotonic() - began) + 50 * FIRST_CALLS * 0.005
+    assert compared <= SHARE * (clock.monotonic() - start) + 50 * FIRST_CALLS * 0.005

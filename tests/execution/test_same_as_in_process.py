@@ -1,4 +1,4 @@
-"""A session gives the same results as the runtime in one process, for any calls in any order.
+"""A session gives the same results as `FunctionsRuntime` in one process, for any calls in any order.
 
 The runtime works on one live environment, without snapshots, parts or versions, so it is the model. After a failed call
 the model is restored from a copy, because a session's calls are atomic.
@@ -88,7 +88,7 @@ def as_json(value):
 
 @pytest.fixture(params=CATALOGS)
 def catalog(request, monkeypatch):
-    if request.param == "on a shared loop":  # from the first call on, even if it is quick
+    if request.param == "on a shared loop":  # from the first call on, also if it is quick
         monkeypatch.setattr(Pace, "may_share", lambda *_: True)
     return CATALOGS[request.param]
 
@@ -96,7 +96,7 @@ def catalog(request, monkeypatch):
 @pytest.mark.parametrize("cache_bytes", [0, 2**26], ids=["thawed", "live"])
 @given(history=st.lists(calls, max_size=12))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_history_of_calls(catalog, cache_bytes, history):
+def test_any_history_of_calls_has_the_results_of_the_runtime(catalog, cache_bytes, history):
     bench = serving.Bench(catalog, cache_bytes=cache_bytes)
     session_id = bench.create("halves")
     runtime = FunctionsRuntime([function.function for function in PACK.functions.values()])

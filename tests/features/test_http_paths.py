@@ -1,5 +1,6 @@
-"""Responses of features' HTTP paths: their bytes count until they are sent, and a response ends when the server can't
-wait.
+"""Responses of features' HTTP paths: their bytes count towards the limit until they are sent.
+
+A stopping server cuts off a response that takes too long.
 """
 
 import asyncio
@@ -46,10 +47,10 @@ def streamed(request):
 
 @pytest.fixture
 def complaints(caplog):
-    """A function that returns the messages of uvicorn's logger, which doesn't propagate them."""
+    """Return a function that returns the messages of uvicorn's logger. This logger doesn't propagate them."""
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.addHandler(caplog.handler)
-    yield lambda: [record.getMessage() for record in caplog.records]  # Each phase of a test has its own list.
+    yield lambda: [record.getMessage() for record in caplog.records]  # caplog has a list for each phase of a test
     uvicorn.removeHandler(caplog.handler)
 
 
@@ -92,16 +93,16 @@ def test_response_that_cannot_be_finished_is_cut_off_silently(endpoint, monkeypa
 
 def test_any_starlette_response_can_be_sent(endpoint, monkeypatch, tmp_path):
     (tmp_path / "page.txt").write_text("Kept on a disk.")
-    done = []
+    background_runs = []
     for response, expected in [
         (FileResponse(tmp_path / "page.txt"), "Kept on a disk."),
         (StreamingResponse(iter(["in ", "pieces"])), "in pieces"),
-        (PlainTextResponse("first", background=BackgroundTask(done.append, "then")), "first"),
+        (PlainTextResponse("first", background=BackgroundTask(background_runs.append, "then")), "first"),
     ]:
         set_response(monkeypatch, lambda _request, response=response: response)
         reply = endpoint.http.get("/health")
         assert (reply.status_code, reply.text, len(reply.headers["x-request-id"])) == (200, expected, 16)
-    wait_until(lambda: done == ["then"], "what is done after the answer")
+    wait_until(lambda: background_runs == ["then"], "what is done after the answer")
 
 
 def test_stream_ends_when_its_client_disconnects(endpoint, monkeypatch):

@@ -1,4 +1,4 @@
-"""Malformed arguments from models, over all protocols: the agent gets an error, and its rollout continues."""
+"""Malformed arguments from models, over every protocol: the agent gets an error, and its rollout continues."""
 
 import contextlib
 import json
@@ -17,10 +17,10 @@ LEGACY_MCP, HTTP = "2025-06-18", {"content-type": "application/json"}
 
 
 class Doors:
-    """A session for each protocol.
+    """A session for each protocol. A protocol's name is called its door.
 
-    A call returns whether it failed, and the text that the agent got. Errors that end a rollout, such as an HTTP or a
-    protocol error, fail the test.
+    `call` returns whether a call failed, and the text that the agent got. An error that ends a rollout, such as an HTTP
+    or a protocol error, fails the test.
     """
 
     def __init__(self, server):
@@ -49,8 +49,8 @@ class Doors:
 
     def trace(self, door):
         records, session_id = [], self.sessions[door]
-        while more := self.server.rpc("get_trace", session_id=session_id, after=len(records) - 1, limit=1000):
-            records += more
+        while page := self.server.rpc("get_trace", session_id=session_id, after=len(records) - 1, limit=1000):
+            records += page
         return records
 
     @staticmethod
@@ -59,7 +59,7 @@ class Doors:
         return reply
 
     def call(self, door, function, *arguments):
-        """Call a function. `arguments` is one value, or empty."""
+        """Call a function over a protocol, with one value as its arguments, or without arguments."""
         return getattr(self, f"_{door.partition(' ')[0]}", self._mcp)(door, function, *arguments)
 
     def _rpc(self, _door, function, *kwargs):
@@ -164,16 +164,18 @@ MALFORMED = st.one_of(
 @pytest.mark.parametrize("door", DOORS)
 @given(malformed=MALFORMED)
 def test_malformed_arguments_are_an_error_of_the_tool(doors, door, malformed):
-    wrong, heard = doors.call(door, "get_balance", malformed)
-    assert wrong, heard
-    assert heard
+    wrong, text = doors.call(door, "get_balance", malformed)
+    assert wrong, text
+    assert text
     assert doors.call(door, "get_balance", "{}") == (False, doors.call(door, "get_balance", {})[1])
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_null_absent_and_empty_mean_no_arguments(doors, door):
-    heard = {doors.call(door, "get_balance", *arguments) for arguments in [(), (None,), ({},), ("",), (" ",), ("{}",)]}
-    assert heard == {(False, "1840.25")}
+    answers = {
+        doors.call(door, "get_balance", *arguments) for arguments in [(), (None,), ({},), ("",), (" ",), ("{}",)]
+    }
+    assert answers == {(False, "1840.25")}
 
 
 @pytest.mark.parametrize("door", DOORS)

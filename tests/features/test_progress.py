@@ -59,23 +59,23 @@ def test_progress_without_a_terminal_is_plain_lines(monkeypatch, capsys):
 
 
 def test_progress_of_a_replay_follows_its_new_session(monkeypatch):
-    seen = []
+    values = []
     monkeypatch.setattr(command, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(command, "progress", lambda *_: contextlib.nullcontext(seen.append))
+    monkeypatch.setattr(command, "progress", lambda *_: contextlib.nullcontext(values.append))
     older, newer = {"session_id": "a", "version": 9}, {"session_id": "b", "version": 0}
 
     async def watched():
-        done = asyncio.get_running_loop().create_future()
-        listed = iter([older, older, {**newer, "version": 2}, {**newer, "version": 5}])
+        finished = asyncio.get_running_loop().create_future()
+        summaries = iter([older, older, {**newer, "version": 2}, {**newer, "version": 5}])
 
         async def send(method, params):
             assert (method, params) == ("list_sessions", {"parent": "a", "order": "-created", "limit": 1})
-            latest = next(listed, newer)
+            latest = next(summaries, newer)
             if latest["version"] == 5:
-                done.set_result("replayed")
+                finished.set_result("replayed")
             return [latest]
 
-        return await command._show_progress(send, done, {"parent": "a"}, 7)
+        return await command._show_progress(send, finished, {"parent": "a"}, 7)
 
     assert asyncio.run(watched()) == "replayed"
-    assert seen == [2, 3, 2]
+    assert values == [2, 3, 2]

@@ -1,4 +1,4 @@
-"""WebSockets: they have the limits of HTTP requests, and close without losing an answer."""
+"""WebSockets: they have the limits of HTTP requests, and lose no answer when they close."""
 
 import asyncio
 import contextlib
@@ -34,12 +34,12 @@ def endpoint(request):
 
 @pytest.fixture
 def opened(endpoint):
-    with RawWebSocket(endpoint.port, PATH) as one:
-        yield one
+    with RawWebSocket(endpoint.port, PATH) as socket:
+        yield socket
 
 
-def is_answered(one):
-    return one.ask(STATE)["type"] == "state"
+def is_answered(socket):
+    return socket.ask(STATE)["type"] == "state"
 
 
 def test_handshake_follows_the_rfc(opened):
@@ -54,9 +54,9 @@ def test_handshake_follows_the_rfc(opened):
     ids=str,
 )
 def test_invalid_handshake_is_rejected(endpoint, wrong):
-    with RawWebSocket(endpoint.port, PATH, **wrong) as one:
-        assert one.status == 426
-        assert json.loads(one.body)["detail"].startswith("This path is a WebSocket")
+    with RawWebSocket(endpoint.port, PATH, **wrong) as socket:
+        assert socket.status == 426
+        assert json.loads(socket.body)["detail"].startswith("This path is a WebSocket")
 
 
 OTHERS = ["https://example.org", "http://127.0.0.1", "http://localhost:{port}", "http://127.0.0.1:1", "null", ""]
@@ -65,8 +65,8 @@ OTHERS = ["https://example.org", "http://127.0.0.1", "http://localhost:{port}", 
 @pytest.mark.parametrize("origin", OTHERS)
 def test_page_of_another_origin_is_rejected(endpoint, origin):
     headers = {"origin": origin.format(port=endpoint.port), "host": f"127.0.0.1:{endpoint.port}"}
-    with RawWebSocket(endpoint.port, PATH, **headers) as one:
-        assert one.status == 403
+    with RawWebSocket(endpoint.port, PATH, **headers) as socket:
+        assert socket.status == 403
     # A POST without a body needs no preflight request, so the check also covers HTTP.
     reply = endpoint.http.post("/openenv/bank/reset", headers={**headers, "connection": "close"})
     assert (reply.status_code, reply.json()["detail"][:36]) == (403, "A web page of another origin may not")
@@ -74,8 +74,8 @@ def test_page_of_another_origin_is_rejected(endpoint, origin):
 
 def test_page_of_the_same_origin_is_accepted(endpoint):
     headers = {"origin": f"http://127.0.0.1:{endpoint.port}", "host": f"127.0.0.1:{endpoint.port}"}
-    with RawWebSocket(endpoint.port, PATH, **headers) as one:
-        assert is_answered(one)
+    with RawWebSocket(endpoint.port, PATH, **headers) as socket:
+        assert is_answered(socket)
 
 
 def test_message_may_be_fragmented_with_pings_between(opened):
@@ -174,28 +174,28 @@ def test_message_that_is_too_large_closes_the_websocket(endpoint, opened, pieces
 
 
 def test_message_that_arrives_too_slowly_closes_the_websocket(endpoint):
-    with endpoint.hurried(receive_seconds=0.2), RawWebSocket(endpoint.port, PATH) as one:
+    with endpoint.hurried(receive_seconds=0.2), RawWebSocket(endpoint.port, PATH) as socket:
         endpoint.pass_time(0.5)
-        assert is_answered(one)  # Silence between messages has no time limit.
-        one.write(frame(b'{"type"', last=False))
-        assert one.closed() == (1008, "The message did not come within 0.2 s.")
+        assert is_answered(socket)  # Silence between messages has no time limit.
+        socket.write(frame(b'{"type"', last=False))
+        assert socket.closed() == (1008, "The message did not come within 0.2 s.")
 
 
 def test_lost_client_is_detected_by_pings(endpoint, monkeypatch):
     monkeypatch.setattr(web_socket, "PING_SECONDS", 0.2)
-    with RawWebSocket(endpoint.port, PATH) as one, RawWebSocket(endpoint.port, PATH) as silent:
+    with RawWebSocket(endpoint.port, PATH) as socket, RawWebSocket(endpoint.port, PATH) as silent:
         for _ in range(4):
-            opcode, payload = one.read()
+            opcode, payload = socket.read()
             assert (opcode, payload) == (PING, b"")
-            one.write(frame(payload, PONG))
+            socket.write(frame(payload, PONG))
         assert silent.closed() in {None, (1011, "The client didn't answer a ping.")}
-        assert is_answered_between_pings(one)
+        assert is_answered_between_pings(socket)
 
 
-def is_answered_between_pings(one):
-    one.say(STATE)
-    while (received := one.read())[0] == PING:
-        one.write(frame(b"", PONG))
+def is_answered_between_pings(socket):
+    socket.say(STATE)
+    while (received := socket.read())[0] == PING:
+        socket.write(frame(b"", PONG))
     return json.loads(received[1])["type"] == "state"
 
 
@@ -208,10 +208,10 @@ def test_close_of_the_client_is_confirmed(endpoint, opened):
 
 
 def test_messages_before_the_close_are_processed(endpoint):
-    with RawWebSocket(endpoint.port, PATH) as one:
-        one.ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "left"}})
+    with RawWebSocket(endpoint.port, PATH) as socket:
+        socket.ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "left"}})
         call = {"type": "call_tool", "tool_name": "move_to_savings", "arguments": {"amount": "300.00"}}
-        one.write(frame(json.dumps({"type": "step", "data": call}).encode()) + frame(b"", CLOSE))
+        socket.write(frame(json.dumps({"type": "step", "data": call}).encode()) + frame(b"", CLOSE))
     with RawWebSocket(endpoint.port, PATH + "?session_id=left") as other:
         wait_until(lambda: other.ask(STATE)["data"]["step_count"] == 1, "the call")
 
@@ -220,39 +220,39 @@ def test_idle_websocket_is_evicted_and_its_client_can_return(endpoint):
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(RawWebSocket(endpoint.port, PATH)) for _ in range(20)]
         many[0].ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "displaced"}})
-        places = endpoint.app.state.gateway.connections
-        for one in many[1:]:  # The first one has now been idle the longest.
-            assert is_answered(one)
-        wait_until(lambda: not places._held, "all to be idle")
+        connections = endpoint.app.state.gateway.connections
+        for socket in many[1:]:  # Now the first WebSocket has been idle the longest.
+            assert is_answered(socket)
+        wait_until(lambda: not connections._held, "all to be idle")
         for _ in range(20):
             stack.enter_context(RawWebSocket(endpoint.port, PATH))
         code, reason = many[0].closed()
         assert code == 1013
         assert reason.startswith("The server has 20 connections already")
-        again = stack.enter_context(RawWebSocket(endpoint.port, PATH))
-        gone_on = again.ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "displaced"}})
+        returned = stack.enter_context(RawWebSocket(endpoint.port, PATH))
+        gone_on = returned.ask({"type": "reset", "data": {"task": "bank/save-300", "episode_id": "displaced"}})
         assert gone_on["type"] == "observation"
 
 
 def test_tokens_are_required_and_each_owner_has_a_share():
     with served("httptools", catalog=CATALOG, tokens=TOKENS, max_connections=10) as endpoint:
         for token in [None, "token-of-eve"]:
-            with RawWebSocket(endpoint.port, PATH, token) as one:
-                assert one.status == 401
-                assert one.headers["www-authenticate"] == "Bearer"
+            with RawWebSocket(endpoint.port, PATH, token) as socket:
+                assert socket.status == 401
+                assert socket.headers["www-authenticate"] == "Bearer"
         with contextlib.ExitStack() as stack:
             many = [stack.enter_context(RawWebSocket(endpoint.port, PATH, "token-of-ann")) for _ in range(6)]
-            for one in many[:5]:
-                one.write(frame(b'{"type"', last=False))
-            places = endpoint.app.state.gateway.connections
-            wait_until(lambda: len(places._held) == 5, "the messages")
+            for socket in many[:5]:
+                socket.write(frame(b'{"type"', last=False))
+            connections = endpoint.app.state.gateway.connections
+            wait_until(lambda: len(connections._held) == 5, "the messages")
             many[5].say(STATE)
             code, reason = many[5].closed()
             assert (code, reason[:44]) == (1013, "You have 5 requests that are being answered;")
-            with RawWebSocket(endpoint.port, PATH, "token-of-ann") as one:
-                assert one.status == 503
-            with RawWebSocket(endpoint.port, PATH, "token-of-bob") as one:
-                assert is_answered(one)
+            with RawWebSocket(endpoint.port, PATH, "token-of-ann") as socket:
+                assert socket.status == 503
+            with RawWebSocket(endpoint.port, PATH, "token-of-bob") as socket:
+                assert is_answered(socket)
             many[0].write(frame(b': "state"}', 0))
             assert many[0].hear()["type"] == "state"
 

@@ -41,9 +41,9 @@ def test_agentdojos_functions_are_registered_unchanged():
         assert pack.functions[function.name].function is function
     assert runtime.run_function(Bank(bank_account=account), "get_balance", {}) == (50, None)
     # AgentDojo handles arguments differently: it passes dicts instead of models and ignores unknown ones.
-    (got, extra, _, _), error = runtime.run_function(EmptyEnv(), "order", {"order": {"size": "small"}, "unknown": 1})
+    (order, extra, _, _), error = runtime.run_function(EmptyEnv(), "order", {"order": {"size": "small"}, "unknown": 1})
     assert error is None
-    assert got == {"size": functions.Size.SMALL, "toppings": []}
+    assert order == {"size": functions.Size.SMALL, "toppings": []}
     assert extra is None
 
 

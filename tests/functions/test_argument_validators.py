@@ -1,4 +1,4 @@
-"""The server accepts exactly the arguments that a published JSON Schema allows. No float is NaN or infinite."""
+"""The server accepts exactly the arguments that the published JSON Schema allows. No float may be NaN or infinite."""
 
 import dataclasses
 import datetime as dt
@@ -141,12 +141,12 @@ def test_lax_forms_that_the_schema_lacks_are_refused(annotation, wrong, right):
     assert [value for value in right if not accepts(annotation, value)] == []
 
 
-def test_errors_in_a_union_keep_their_places():
+def test_errors_in_a_union_keep_their_locations():
     model = parameters_model("f", {"x": (Annotated[int, Field(gt=0)] | dt.date | list[float], ...)})
     with pytest.raises(ValidationError) as caught:
         model.model_validate({"x": "much"})
-    places = [problem["loc"] for problem in caught.value.errors()]
-    assert places == [("x", "constrained-int"), ("x", "date"), ("x", "list[float]")]
+    locations = [problem["loc"] for problem in caught.value.errors()]
+    assert locations == [("x", "constrained-int"), ("x", "date"), ("x", "list[float]")]
 
 
 DATES = {
@@ -216,7 +216,7 @@ def with_spelled(schema):
 
 @settings(max_examples=150, deadline=None)
 @given(types, st.data())
-def test_exactly_what_the_published_schema_says_is_accepted(annotation, data):
+def test_exactly_what_the_published_schema_allows_is_accepted(annotation, data):
     schema = with_spelled(parameters_model("f", {"x": (annotation, ...)}).model_json_schema())
     oracle = jsonschema.Draft202012Validator(schema, format_checker=CHECKER)
     value = data.draw(values)
@@ -268,8 +268,8 @@ def pay(amount: Annotated[float, Field(gt=0)]):
 @pytest.mark.parametrize("text", ["nan", "-Infinity", "inf", "1e999"])
 def test_no_protocol_lets_nan_into_a_float(make_bench, text):
     purse, account = Toolpack("purse", open_purse, [pay]), Toolpack.from_class("account", Account)
-    both = Toolpack.from_classes("both", {"first": Account})
-    bench = make_bench(Catalog({pack.name: pack for pack in (purse, account, both)}))
+    combined = Toolpack.from_classes("both", {"first": Account})
+    bench = make_bench(Catalog({pack.name: pack for pack in (purse, account, combined)}))
     for toolpack, options in (
         ("purse", {"balance": text}),
         ("account", {"balance": text}),

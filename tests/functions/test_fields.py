@@ -1,4 +1,4 @@
-"""Defaults and descriptions of parameters have the same meaning as in a pydantic model."""
+"""Parameters with pydantic's `Field`: defaults and descriptions have the same meaning as in a pydantic model."""
 
 import dataclasses
 import math

@@ -1,4 +1,7 @@
-"""The runtime in one process, without a server: AgentDojo's names and meanings, and refusals at registration."""
+"""`FunctionsRuntime`, which runs functions in one process without a server, and refusals at registration.
+
+Its names and their meanings are those of AgentDojo.
+"""
 
 import asyncio
 import enum
@@ -142,7 +145,7 @@ def test_errors_are_texts_or_exceptions_and_partial_changes_stay(runtime):
         runtime.run_function(world, "fail", {}, raise_on_error=True)
 
 
-def test_an_unknown_function(runtime):
+def test_an_unknown_function_is_an_error_with_its_name(runtime):
     text = "The requested function `fly` is not available."
     assert runtime.run_function(EmptyEnv(), "fly", {}) == ("", f"ToolNotFoundError: {text}")
     with pytest.raises(ToolNotFoundError, match=f"^{text}$"):
@@ -164,13 +167,15 @@ def test_arguments_are_validated_and_unknown_ones_named(runtime):
 
 def test_models_enums_literals_and_unions_arrive_as_annotated(runtime):
     kwargs = {"order": {"size": "large", "toppings": [{"name": "x"}]}, "extra": {"name": "y"}, "how": "later", "n": "3"}
-    (got, extra, how, n), error = runtime.run_function(EmptyEnv(), "order", kwargs)
+    (order_result, extra, how, n), error = runtime.run_function(EmptyEnv(), "order", kwargs)
     assert error is None
-    assert got == Order(size=Size.LARGE, toppings=[Topping(name="x")])
-    assert type(got.toppings[0]) is type(extra) is Topping
+    assert order_result == Order(size=Size.LARGE, toppings=[Topping(name="x")])
+    assert type(order_result.toppings[0]) is type(extra) is Topping
     assert (how, n) == ("later", "3")
-    assert runtime.run_function(EmptyEnv(), "order", {"order": got})[0][0] is got
-    assert runtime.run_function(EmptyEnv(), "order", {"order": got, "how": "never"})[1].startswith("ValidationError: ")
+    assert runtime.run_function(EmptyEnv(), "order", {"order": order_result})[0][0] is order_result
+    assert runtime.run_function(EmptyEnv(), "order", {"order": order_result, "how": "never"})[1].startswith(
+        "ValidationError: "
+    )
 
 
 def test_async_functions_run_to_completion(runtime):
@@ -321,7 +326,7 @@ def numpy(x: int, y: str = "a", hidden: int = 0) -> None:
 
 
 @pytest.mark.parametrize("function", [sphinx, google, numpy])
-def test_every_style_of_docstring_says_the_same(function):
+def test_every_style_of_docstring_gives_the_same_descriptions(function):
     function_made = make_function(function)
     properties = function_made.parameters.model_json_schema()["properties"]
     assert {name: field["description"] for name, field in properties.items()} == {
@@ -346,11 +351,11 @@ def test_numpy_style_may_describe_two_parameters_at_once():
 
 
 def test_annotations_may_be_strings():
-    made = make_function(nasty.wish)
-    assert set(made.parameters.model_fields) == {"name", "wish", "times"}
-    assert made.parameters.model_fields["wish"].annotation is nasty.Wish
-    assert made.parameters.model_fields["wish"].description == "The wish\nitself."
-    assert set(made.dependencies) == {"by_name"}
+    function = make_function(nasty.wish)
+    assert set(function.parameters.model_fields) == {"name", "wish", "times"}
+    assert function.parameters.model_fields["wish"].annotation is nasty.Wish
+    assert function.parameters.model_fields["wish"].description == "The wish\nitself."
+    assert set(function.dependencies) == {"by_name"}
 
 
 def test_ready_functions_are_recognized_by_their_fields():
@@ -479,11 +484,11 @@ def test_an_unusable_function_is_refused_with_file_and_remedy(function, says):
 
 
 def test_a_dependency_must_name_a_field_of_the_environment():
-    def lost(thing: Annotated[Any, Depends("acount")]) -> None:
+    def misspelt(thing: Annotated[Any, Depends("acount")]) -> None:
         """Do it."""
 
     with pytest.raises(RegistrationError) as refused:
-        Toolpack("pack", World).register_function(lost)
+        Toolpack("pack", World).register_function(misspelt)
     assert "parameter `thing` depends on `acount`, which World doesn't have: correct the name" in str(refused.value)
 
 

@@ -1,4 +1,4 @@
-"""Work that a function leaves running changes no later call's environment."""
+"""Leftover work: threads and tasks that a function leaves running can't change the environment of a later call."""
 
 import sys
 import threading
@@ -42,7 +42,7 @@ def open_gate(name):
 @pytest.mark.parametrize("leave", LEAVE)
 def test_leftover_works_changes_reach_no_later_call(bench, gate, leave):
     session_id = bench.create("stragglers")
-    for line in ("one", "two"):  # for the second line, an executor already has its thread
+    for line in ("one", "two"):  # at the second line the thread pool already has its thread
         bench.result(session_id, "write", line=line)
         bench.result(session_id, leave, gate=gate)
     open_gate(gate)
@@ -66,13 +66,15 @@ def test_awaited_work_leaves_nothing_and_keeps_live_objects(bench):
     session_id = bench.create("stragglers")
     thawed = []
     decode = bench.sessions._context.codec.decode
-    bench.sessions._context.codec.decode = lambda *given, **kind: thawed.append(given[0]) or decode(*given, **kind)
+    bench.sessions._context.codec.decode = lambda *arguments, **kind: (
+        thawed.append(arguments[0]) or decode(*arguments, **kind)
+    )
     assert [bench.result(session_id, "write_in_thread", line="x") for _ in range(5)][-1] == ["x"] * 5
     assert len(thawed) == 1
 
 
 @pytest.mark.parametrize("begin", [Bench, lambda: Session(stragglers.toolpack)], ids=["bench", "session of a test"])
-def test_a_server_started_meanwhile_is_no_leftover(begin):
+def test_a_server_started_meanwhile_is_not_a_leftover(begin):
     watch = Watch()
     server = begin()
     assert not watch.leaves_work(["a toolpack that nothing else uses"])

@@ -35,7 +35,7 @@ class Log:
         self._from = self._path.stat().st_size
 
     def text(self):
-        self.server.http.get("/healthz")  # when this is answered, the log has all calls that ended before
+        self.server.http.get("/healthz")  # when this request is answered, the log has all calls that ended before it
         return self._path.read_bytes()[self._from :].decode()
 
     def all(self):
@@ -105,16 +105,16 @@ def test_batch_has_one_request_id_and_a_line_per_call(log):
     assert [line["request_id"] for line in log.lines()] == ["batch-1"] * 3
 
 
-@pytest.mark.parametrize("given", ["abc-123", "x", "a" * 128, '{"a":1}', "../../etc", "%s%n"])
-def test_valid_request_id_is_accepted_and_returned(log, given):
-    reply = post(log.server, "/rpc", "run_function", {"X-Request-ID": given}, session_id="0" * 32, function="add")
-    assert reply.headers["x-request-id"] == given
-    assert [line["request_id"] for line in log.lines()] == [given]
+@pytest.mark.parametrize("request_id", ["abc-123", "x", "a" * 128, '{"a":1}', "../../etc", "%s%n"])
+def test_valid_request_id_is_accepted_and_returned(log, request_id):
+    reply = post(log.server, "/rpc", "run_function", {"X-Request-ID": request_id}, session_id="0" * 32, function="add")
+    assert reply.headers["x-request-id"] == request_id
+    assert [line["request_id"] for line in log.lines()] == [request_id]
 
 
-@pytest.mark.parametrize("given", ["", "a" * 129, "a b", "a\tb", b"\xff", "é".encode(), None])
-def test_request_id_that_is_unsafe_to_log_is_replaced(log, given):
-    headers = {} if given is None else {"X-Request-ID": given}
+@pytest.mark.parametrize("request_id", ["", "a" * 129, "a b", "a\tb", b"\xff", "é".encode(), None])
+def test_request_id_that_is_unsafe_to_log_is_replaced(log, request_id):
+    headers = {} if request_id is None else {"X-Request-ID": request_id}
     reply = post(log.server, "/rpc", "run_function", headers, session_id="0" * 32, function="add")
     assert re.fullmatch(r"[0-9a-f]{16}", reply.headers["x-request-id"])
     assert [line["request_id"] for line in log.lines()] == [reply.headers["x-request-id"]]
@@ -254,11 +254,11 @@ def test_debug_log_has_tracebacks_that_replies_do_not_have(tmp_path):
         replies = [post(server, "/rpc", "run_function", raise_on_error=how, **params).text for how in (False, True)]
         server.call(session_id, "add", amount="x")
         server.call(session_id, "add", amount=1)
-        raised, again, *others = log.lines()
+        raised, repeated, *others = log.lines()
         assert re.search(r'File ".*/packs/ledger\.py", line \d+, in add_then\n', raised["traceback"])
         assert raised["traceback"].endswith("LookupError: half of it is done")
         assert "/toolpack_server/" not in raised["traceback"]
-        assert again["traceback"] == raised["traceback"]
+        assert repeated["traceback"] == raised["traceback"]
         assert [list(line) for line in others] == [FIELDS] * 2
         assert not [reply for reply in replies if "ledger.py" in reply or "Traceback" in reply]
         assert all(isinstance(line, dict) for line in log.all())
@@ -269,8 +269,8 @@ def test_other_log_levels_have_no_tracebacks(tmp_path, level):
     with serve_with(tmp_path, TOOLPACK_LOG_LEVEL=level) as server:
         session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
         server.call(session_id, "add_then", how="raise")
-        assert "Traceback" not in (written := Log(server, tmp_path).text())
-        assert "LookupError" not in written
+        assert "Traceback" not in (text := Log(server, tmp_path).text())
+        assert "LookupError" not in text
 
 
 def traceback_of(function):
@@ -340,8 +340,8 @@ def log_call(terminal, style, function="add", owner="ann", kwargs=None):
     accept_request_id(b"req-1")
     with contextlib.redirect_stderr(terminal):
         log = CallLog(style)
-        sent = orjson.dumps(kwargs or {})
-        ended = time.time(), request_id.get(), "0123456789abcdef", owner, function, sent, "ok", b"3", 0.0123
+        body = orjson.dumps(kwargs or {})
+        ended = time.time(), request_id.get(), "0123456789abcdef", owner, function, body, "ok", b"3", 0.0123
         log.write([EndedCall(*ended)])
     return log
 

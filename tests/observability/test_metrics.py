@@ -106,9 +106,9 @@ def test_counters_are_summed_over_workers_and_survive_a_crash(server):
         list(pool.map(work, [load] * 4))
     check_counted(load)
 
-    lost = workers(server)[0]
-    os.kill(int(lost), signal.SIGKILL)
-    wait_until(lambda: len(set(workers(server)) - {lost}) == 2, "the replacement")
+    killed_pid = workers(server)[0]
+    os.kill(int(killed_pid), signal.SIGKILL)
+    wait_until(lambda: len(set(workers(server)) - {killed_pid}) == 2, "the replacement")
     wait_until(lambda: is_served(load), "an answer")
     check_counted(load)
     work(load, 5)

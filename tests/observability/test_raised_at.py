@@ -1,4 +1,4 @@
-"""The location of an error in a function: authors and operators see it, agents don't."""
+"""The line at which a function raised an error: authors and operators see it, agents don't."""
 
 import json
 
@@ -11,15 +11,15 @@ pytestmark = IN_BOTH
 
 
 def test_log_has_the_line_where_a_function_raised(bench):
-    seen = []
-    bench.service.sessions._observer._log.write = seen.extend
+    messages = []
+    bench.service.sessions._observer._log.write = messages.extend
     session = bench.create("ledger")
     envelope = bench.call(session, "fail", text="no")
     assert envelope["error"]
     record = bench.rpc("get_trace", session_id=session)
     assert str(PACKS) not in json.dumps([envelope, record])
     bench.result(session, "total")
-    raised, fine = seen[-2:]
+    raised, fine = messages[-2:]
     file, line, function = raised.raised_at.split(":")
     assert file == str(PACKS / "ledger.py")
     assert "raise" in (PACKS / "ledger.py").read_text(encoding="utf-8").splitlines()[int(line) - 1]

@@ -29,23 +29,23 @@ def log(running):
 
 
 @pytest.mark.parametrize(
-    ("given", "sampled"),
+    ("header", "sampled"),
     [
         (PARENT, True),
         (f"00-{TRACE}-{SPAN}-00", False),
-        (f"00-{TRACE}-{SPAN}-ff", True),  # flags of a future version
+        (f"00-{TRACE}-{SPAN}-ff", True),  # flags that only a future version defines
         (f"cc-{TRACE}-{SPAN}-01", True),  # a later version begins with the same fields
         (f"cc-{TRACE}-{SPAN}-01-what-the-future-will-be-like", True),
     ],
 )
-def test_valid_traceparent_is_parsed(given, sampled):
-    context = read_trace_context(given)
+def test_valid_traceparent_is_parsed(header, sampled):
+    context = read_trace_context(header)
     assert (context.trace_id, context.span_id, context.sampled, context.state) == (TRACE, SPAN, sampled, "")
     assert context.traceparent == f"00-{TRACE}-{SPAN}-{'01' if sampled else '00'}"
 
 
 @pytest.mark.parametrize(
-    "given",
+    "header",
     [
         *(None, 7, "", "x", PARENT.upper(), f"{PARENT}-more", f"{PARENT}.", f" {PARENT}", f"{PARENT}\n"),
         *(f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"ff-{TRACE}-{SPAN}-01", f"cc-{TRACE}-{SPAN}-01."),
@@ -53,12 +53,12 @@ def test_valid_traceparent_is_parsed(given, sampled):
         *(f"00-{TRACE}0-{SPAN}-01", f"0-{TRACE}-{SPAN}-01", f"..-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN[1:]}-01"),
     ],
 )
-def test_invalid_traceparent_is_ignored(given):
-    assert read_trace_context(given, "foo=1") is None
+def test_invalid_traceparent_is_ignored(header):
+    assert read_trace_context(header, "foo=1") is None
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("header", "stored"),
     [
         ("foo=1,bar=2", "foo=1,bar=2"),
         ("foo=1 \t , \t bar=2, ,", "foo=1,bar=2"),
@@ -78,9 +78,9 @@ def test_invalid_traceparent_is_ignored(given):
         *((f"foo={'x' * 257}", ""), (",".join(f"m{number}=1" for number in range(33)), ""), (7, ""), (None, "")),
     ],
 )
-def test_valid_tracestate_is_kept(given, kept):
-    assert read_trace_context(PARENT, given).state == kept
-    assert len(kept) <= MAX_STATE
+def test_valid_tracestate_is_kept(header, stored):
+    assert read_trace_context(PARENT, header).state == stored
+    assert len(stored) <= MAX_STATE
 
 
 def test_log_lines_have_the_context_of_their_request(log):
@@ -110,10 +110,10 @@ def test_pipelined_requests_have_their_own_context(log):
     params = {"session_id": session_id, "function": "total"}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "run_function", "params": params})
     head = f"POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    both = f"{head}traceparent: {PARENT}\r\n\r\n{body}{head}Connection: close\r\n\r\n{body}"
+    two_requests = f"{head}traceparent: {PARENT}\r\n\r\n{body}{head}Connection: close\r\n\r\n{body}"
     answers = b""
     with socket.create_connection(("127.0.0.1", log.server.http.base_url.port), timeout=serving.PATIENCE) as connection:
-        connection.sendall(both.encode())
+        connection.sendall(two_requests.encode())
         while piece := connection.recv(65536):
             answers += piece
     assert answers.count(b'"error":null') == 2
@@ -121,10 +121,10 @@ def test_pipelined_requests_have_their_own_context(log):
 
 
 @pytest.mark.parametrize(
-    ("header", "member", "kept"),
+    ("header", "member", "expected"),
     [(OTHER, PARENT, PARENT), (OTHER, "00-x", OTHER), (None, PARENT, PARENT), (OTHER, 7, OTHER)],
 )
-def test_context_in_an_mcp_message_overrides_the_header(log, header, member, kept):
+def test_context_in_an_mcp_message_overrides_the_header(log, header, member, expected):
     session = log.server.rpc("create_session", toolpacks=["ledger"])
     headers = {"traceparent": header} if header else {}
     meta = {"traceparent": member, "tracestate": "foo=1"}
@@ -132,7 +132,7 @@ def test_context_in_an_mcp_message_overrides_the_header(log, header, member, kep
     answer = log.server.http.post(session["mcp_path"], json=message, headers=headers)
     assert answer.json()["result"]["isError"] is False
     (line,) = log.lines()
-    assert (line["traceparent"], line.get("tracestate")) == (kept, "foo=1" if kept == PARENT else None)
+    assert (line["traceparent"], line.get("tracestate")) == (expected, "foo=1" if expected == PARENT else None)
 
 
 def test_record_keeps_the_context_private_to_the_server():

@@ -1,4 +1,4 @@
-"""The time limit of imports: it counts the process's own work, so a busy machine doesn't cause a timeout."""
+"""The time limit of imports: it counts the process's CPU time, so a busy machine doesn't cause a timeout."""
 
 import time
 

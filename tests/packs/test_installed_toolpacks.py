@@ -47,7 +47,7 @@ def kiosk(name="kiosk", coin=1, field=""):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """A function that installs a distribution as pip does, replacing an older version, and returns its folder."""
+    """Return a function that installs a distribution as pip does, replaces an older version, and returns its folder."""
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(site)
@@ -103,24 +103,24 @@ def test_installed_toolpacks_load_like_bundled_ones(install, tmp_path):
 
 
 def test_entry_point_may_select_one_toolpack_of_a_module(install):
-    two = kiosk() + '\nother = Toolpack("other")\n'
-    install("two-toolpacks", "1", "kiosk = two_toolpacks", two_toolpacks=two)
+    source = kiosk() + '\nother = Toolpack("other")\n'
+    install("two-toolpacks", "1", "kiosk = two_toolpacks", two_toolpacks=source)
     assert {"kiosk", "other"} <= set(load_catalog().toolpacks)
-    install("two-toolpacks", "2", "other = two_toolpacks:other", two_toolpacks=two)
+    install("two-toolpacks", "2", "other = two_toolpacks:other", two_toolpacks=source)
     assert "kiosk" not in load_catalog().toolpacks
     assert load_catalog([], ["other"]).versions(["other"]) == {"other": "2"}
 
 
 def test_only_selected_toolpacks_are_imported(install):
     site = install("ready", "1", "kiosk = ready", ready=kiosk())
-    noted = site / "imported"
-    code = f"from pathlib import Path\nPath({str(noted)!r}).touch()\n"
+    marker = site / "imported"
+    code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
     install("unwanted", "1", "unwanted = unwanted", unwanted=code + kiosk("unwanted"))
     load_catalog([], ["kiosk"])
     load_catalog([serving.PACKS], ["ledger"])
-    assert not noted.exists()
+    assert not marker.exists()
     load_catalog()
-    assert noted.exists()
+    assert marker.exists()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_name_clash_names_both_sources(install, tmp_path):
     assert problem([folder], ["kiosk"]) == (
         f"first-kiosk 1.0: {first}: the name 'kiosk' is taken by {own}: {remedy} first-kiosk."
     )
-    # The author of a toolpack also has it installed, so the folder wins.
+    # The author of a toolpack may also have it installed, so a toolpack in a folder takes precedence.
     assert list(load_catalog([folder]).toolpacks) == ["kiosk"]
     second = f"{site}/second/__init__.py:12: Toolpack('kiosk')"
     install("second-kiosk", "2.0", "kiosk = second", second=kiosk())
@@ -183,11 +183,13 @@ def test_name_clash_names_both_sources(install, tmp_path):
     install("second-kiosk", "2.1", "bank = second", second=kiosk("bank"))
     bundled = f"toolpack-server {importlib.metadata.version('toolpack-server')}: "
     for names in ([], ["bank"]):
-        said = problem([], names)
-        assert said.startswith(f"second-kiosk 2.1: {second.replace('kiosk', 'bank')}: the name 'bank' is taken by ")
-        assert f"taken by {bundled}" in said
-        assert said.endswith(f"toolpacks/bank.py:{said.rpartition('bank.py:')[2]}")
-        assert said.endswith(f"Toolpack('bank'): {remedy} second-kiosk.")
+        problem_text = problem([], names)
+        assert problem_text.startswith(
+            f"second-kiosk 2.1: {second.replace('kiosk', 'bank')}: the name 'bank' is taken by "
+        )
+        assert f"taken by {bundled}" in problem_text
+        assert problem_text.endswith(f"toolpacks/bank.py:{problem_text.rpartition('bank.py:')[2]}")
+        assert problem_text.endswith(f"Toolpack('bank'): {remedy} second-kiosk.")
 
 
 # Versions
@@ -195,7 +197,7 @@ def test_name_clash_names_both_sources(install, tmp_path):
 
 @pytest.fixture(params=["sqlite", "redis"])
 def pair(request, install, store_url):
-    """A function that upgrades the toolpack and starts another server on the same store."""
+    """Return a function that installs a version of the toolpack and starts a server. All servers share one store."""
     url = store_url(request.param)
     with contextlib.ExitStack() as stack:
         newest = [None]
@@ -227,8 +229,8 @@ def test_session_keeps_the_toolpack_version_of_its_creation(pair):
     later = new.rpc("create_session", toolpacks=["kiosk", "bank"])["toolpack_versions"]
     own = importlib.metadata.version("toolpack-server")
     assert (fork["toolpack_versions"], later) == ({"kiosk": "1.0"}, {"kiosk": "1.1", "bank": own})
-    listed = {each["name"]: (each.get("distribution"), each["version"]) for each in new.rpc("list_toolpacks")}
-    assert listed == {"kiosk": ("kiosk-toolpack", "1.1"), "bank": ("toolpack-server", own)}
+    versions_listed = {each["name"]: (each.get("distribution"), each["version"]) for each in new.rpc("list_toolpacks")}
+    assert versions_listed == {"kiosk": ("kiosk-toolpack", "1.1"), "bank": ("toolpack-server", own)}
     assert [each["toolpack_versions"] for each in new.rpc("list_sessions", parent=session["session_id"])] == [
         {"kiosk": "1.0"}
     ]
@@ -242,8 +244,8 @@ def test_changed_classes_are_rejected_with_both_versions(pair):
     new = pair("2.0", field="    notes: int = 0\n")
     refused(-32008, new.call, session, "pay")
     assert versions(new, session) == {"kiosk": "1.0"}
-    said = refused(-32008, new.rpc, "import_bundle", bundle=bundle)
-    assert "classes of the toolpack 'kiosk' (1.0) than the loaded ones (2.0): load" in str(said)
+    message = refused(-32008, new.rpc, "import_bundle", bundle=bundle)
+    assert "classes of the toolpack 'kiosk' (1.0) than the loaded ones (2.0): load" in str(message)
     new.rpc("reset_session", session_id=session)
     assert new.result(session, "pay") == 1
 
@@ -263,8 +265,8 @@ def test_replay_reports_another_toolpack_version(pair):
     assert repeated["session"]["toolpack_versions"]["kiosk"] == "1.1"
     exact = new.rpc("import_bundle", bundle=bundle)
     assert exact["toolpack_versions"]["kiosk"] == "1.0"
-    again = new.rpc("export_bundle", session_id=exact["session_id"])["bundle"]
-    assert new.rpc("import_bundle", bundle=again)["toolpack_versions"]["kiosk"] == "1.0"
+    exported_again = new.rpc("export_bundle", session_id=exact["session_id"])["bundle"]
+    assert new.rpc("import_bundle", bundle=exported_again)["toolpack_versions"]["kiosk"] == "1.0"
 
 
 def test_toolpack_of_a_folder_has_no_version(make_bench):
@@ -279,10 +281,10 @@ def test_toolpack_of_a_folder_has_no_version(make_bench):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel of a package that `new` wrote, and the folder of the package."""
+    """Return the wheel of a package that `toolpack-server new` wrote, and the folder of the package."""
     folder = tmp_path_factory.mktemp("wheel")
-    written = command_line.invoke("new", "--package", "groceries", "--dir", folder)
-    assert written.exit_code == 0, written.output
+    result = command_line.invoke("new", "--package", "groceries", "--dir", folder)
+    assert result.exit_code == 0, result.output
     project = folder / "groceries-toolpack"
     (built,) = WheelBuilder(str(project)).build(directory=str(folder))
     return Path(built), project
@@ -290,7 +292,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(wheel, tmp_path_factory):
-    """A folder into which pip installed the wheel."""
+    """Return a folder into which pip has installed the wheel."""
     folder = tmp_path_factory.mktemp("site")
     flags = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "install", *flags, str(wheel[0])], check=True)
@@ -317,8 +319,8 @@ def test_tests_of_a_new_package_pass(wheel, site):
 
 @pytest.mark.heavy
 def test_installed_wheel_is_listed_with_its_version(site):
-    listed = command_line.run("list", "--packs", "groceries", **with_site(site))
-    assert listed.stdout.startswith("groceries (groceries-toolpack 0.1.0)\n  list_items() [read-only]: "), listed.stderr
+    result = command_line.run("list", "--packs", "groceries", **with_site(site))
+    assert result.stdout.startswith("groceries (groceries-toolpack 0.1.0)\n  list_items() [read-only]: "), result.stderr
     checked = command_line.run("check", "--packs", "groceries", **with_site(site))
     assert checked.stdout == "1 toolpack with 3 functions: no problems.\n"
 
@@ -330,8 +332,8 @@ def test_installed_wheel_is_served(site, tmp_path, variables):
         session = server.rpc("create_session")
         assert session["toolpack_versions"] == {"groceries": "0.1.0"}
         assert server.call(session["session_id"], "add_item", text="post a letter")["result"] == 2
-        listed = command_line.run("list", "--url", server.url)
-        assert listed.stdout.startswith("groceries (groceries-toolpack 0.1.0)\n"), listed.stderr
+        result = command_line.run("list", "--url", server.url)
+        assert result.stdout.startswith("groceries (groceries-toolpack 0.1.0)\n"), result.stderr
 
 
 def test_folders_of_installed_packages_are_watched(install):

@@ -1,4 +1,7 @@
-"""Code that could tell a lazy instance from a real one keeps an environment from being lazy, and `check` names it."""
+"""Obstacles to lazy loading: code that could distinguish a lazy instance from a real one.
+
+An environment with such code is loaded as a whole, and `check` names the code.
+"""
 
 import sys
 
@@ -42,14 +45,14 @@ def other(x: Any) -> Any:
 '''
 
 
-def loaded(tmp_path, line):
+def load_module(tmp_path, line):
     # Modules of the same name would be cached.
     (tmp_path / f"items_{len(sys.modules)}.py").write_text(PACK.replace("LINE", line))
     return load_catalog([tmp_path], ["items"]).toolpacks["items"]
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "obstacle"),
     [
         ("return type(x) is Item", "compares `type(…)`"),
         ("return Item is not type(x)", "compares `type(…)`"),
@@ -57,14 +60,14 @@ def loaded(tmp_path, line):
         ("return Item | Base", "union with `Base`"),
     ],
 )
-def test_obstacle_is_found_and_noted(tmp_path, line, what):
-    pack = loaded(tmp_path, line)
-    assert what in lazy_obstacle(pack)
-    assert any(what in note and ".py:31: " in note for note in notes_on([pack]))
+def test_obstacle_is_found_and_noted(tmp_path, line, obstacle):
+    pack = load_module(tmp_path, line)
+    assert obstacle in lazy_obstacle(pack)
+    assert any(obstacle in note and ".py:31: " in note for note in notes_on([pack]))
 
 
 @pytest.mark.parametrize(
     "line", ["return type(x) is int", "return type(x) is type(None)", "return type(x) == Item", "return Item | None"]
 )
 def test_harmless_code_is_no_obstacle(tmp_path, line):
-    assert lazy_obstacle(loaded(tmp_path, line)) is None
+    assert lazy_obstacle(load_module(tmp_path, line)) is None

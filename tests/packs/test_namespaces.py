@@ -1,4 +1,4 @@
-"""Functions with the same name in several toolpacks of a session: each is prefixed, and others keep their names."""
+"""Functions with the same name in several toolpacks of a session: these get a prefix, other functions don't."""
 
 from typing import Annotated
 
@@ -21,13 +21,13 @@ class Box(TaskEnvironment):
 Things = Annotated[list[str], Depends("things")]
 
 
-def box(name, *more, opt_in=False):
+def box(name, *functions, opt_in=False):
     toolpack = Toolpack(name, Box, opt_in=opt_in)
 
     def put(things: Things, thing: str = "") -> list[str]:
         """Put something into the box.
 
-        :param thing: What.
+        :param thing: The thing.
         """
         things.append(f"{thing} in {name}")
         return things
@@ -38,10 +38,10 @@ def box(name, *more, opt_in=False):
 
     toolpack.function(put)
     toolpack.function(read_only=True)(look)
-    for extra in more:
+    for extra in functions:
 
         def only(things: Things) -> str:
-            """Say where this is."""
+            """Return the name of the box."""
             things.append("seen")
             return name
 
@@ -58,8 +58,8 @@ def bench():
 
 
 def names(bench, session, form="native"):
-    listed = bench.rpc("list_functions", session_id=session, format=form)["result"]
-    return [function["function"]["name"] if form == "openai" else function["name"] for function in listed]
+    descriptions = bench.rpc("list_functions", session_id=session, format=form)["result"]
+    return [function["function"]["name"] if form == "openai" else function["name"] for function in descriptions]
 
 
 def test_functions_with_the_same_name_get_their_toolpacks_prefix(bench):
@@ -110,14 +110,14 @@ def test_name_that_looks_prefixed_gets_a_prefix_too(bench):
 def test_metrics_use_the_function_name_without_prefix(bench):
     session = bench.create("red", "blue.dark")
     bench.result(session, "blue__dark__put", thing="x")
-    counted = serving.wait_until(
+    lines = serving.wait_until(
         lambda: [
             line
             for line in exposition(bench.service.metrics, None).decode().splitlines()
             if 'function="put"' in line and 'toolpack="blue.dark"' in line
         ]
     )
-    assert counted
+    assert lines
 
 
 def test_forks_and_resets_keep_the_prefixed_names(bench):

@@ -1,4 +1,4 @@
-"""Toolpacks whose libraries start threads at import or on use: the server never forks a process with such threads."""
+"""Toolpacks with libraries that start threads at import or on use: the server never forks a process with threads."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The `openai` format: it has no keyword that OpenAI's API rejects, and accepts the same values as the schema."""
+"""Schemas in the format `openai`: they have no keyword that OpenAI's API rejects, and accept the same values."""
 
 import json
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Locations in the output of `check`: a line names the author's function and its code, through every wrapper."""
+"""Locations in the output of `check`: a line names the author's function and its file, through every wrapper."""
 
 import functools
 
@@ -17,8 +17,8 @@ def pay(amount: int, currency: str) -> int:
 
 
 @functools.wraps(pay)
-def wrapped(*given, **named):
-    return pay(*given, **named)
+def wrapped(*arguments, **named):
+    return pay(*arguments, **named)
 
 
 class Payer:
@@ -52,10 +52,10 @@ def plain(amount: int) -> int:
 )
 def test_ready_function_is_located_at_its_own_code(run, name):
     for subject in (ready(run, name.rpartition(".")[2]), run):
-        file, line, said = location_of(subject).split(":", 2)
+        file, line, message = location_of(subject).split(":", 2)
         assert file == __file__
         assert int(line) > 1
-        assert said.strip() == qualified_name(subject) == name
+        assert message.strip() == qualified_name(subject) == name
 
 
 def test_ready_functions_with_shared_code_differ_by_name():

@@ -1,6 +1,6 @@
-"""Assignments to a dependency in a changing function.
+"""Assignments to a parameter that is a dependency, in a function that may change the environment.
 
-If the value is immutable, the change would be lost, so registration fails.
+Such an assignment is lost if the value is immutable, so registration fails.
 """
 
 # ruff: noqa: ARG001, C416, F401, F841, PLC0415, PLR1704, PTH123, RUF012, SIM105, T201 - the tests check this code
@@ -177,11 +177,11 @@ def own_variable(balance: Balance, items: Items):
     def change():
         balance = 2
 
-        def more():
+        def change_again():
             nonlocal balance
             balance += 1
 
-        more()
+        change_again()
         return balance
 
     items.append(change() + balance)

@@ -1,4 +1,4 @@
-"""The schemas in the repository match the code, and each model API gets its own format of function descriptions."""
+"""The schemas in the repository match the code, and functions are described in the format of each model API."""
 
 import json
 import re
@@ -102,7 +102,7 @@ def test_native_format_keeps_the_order_of_registration(bench):
         "description": "Take gold out.",
         "parameters": {
             "additionalProperties": False,
-            "properties": {"amount": {"description": "How much.", "title": "Amount", "type": "integer"}},
+            "properties": {"amount": {"description": "The amount of gold.", "title": "Amount", "type": "integer"}},
             "required": ["amount"],
             "title": "Input schema for `take_gold`",
             "type": "object",
@@ -116,22 +116,22 @@ def test_native_format_keeps_the_order_of_registration(bench):
 
 
 def test_list_functions_without_a_session_lists_all_functions(bench):
-    listed = bench.rpc("list_functions")["result"]
-    assert {function["toolpack"] for function in listed} == {"ledger", "vault", "nasty", "halves"}
+    functions = bench.rpc("list_functions")["result"]
+    assert {function["toolpack"] for function in functions} == {"ledger", "vault", "nasty", "halves"}
 
 
 def test_formats_differ_only_in_structure(bench):
     session_id = bench.create("ledger")
     native = {f["name"]: f for f in bench.rpc("list_functions", session_id=session_id)["result"]}
 
-    def described(how):
+    def descriptions(how):
         return bench.rpc("list_functions", session_id=session_id, format=how)["result"]
 
     for how, key in (("anthropic", "input_schema"), ("gemini", "parametersJsonSchema")):
-        assert described(how) == [
+        assert descriptions(how) == [
             {"name": f["name"], "description": f["description"], key: f["parameters"]} for f in native.values()
         ]
-    assert described("openai") == [
+    assert descriptions("openai") == [
         {
             "type": "function",
             "function": {
@@ -142,7 +142,7 @@ def test_formats_differ_only_in_structure(bench):
         }
         for f in native.values()
     ]
-    assert described("mcp") == [
+    assert descriptions("mcp") == [
         {
             "name": function["name"],
             "description": function["description"],
@@ -153,7 +153,7 @@ def test_formats_differ_only_in_structure(bench):
     ]
 
 
-def test_without_repeated_titless_lack_titles_that_repeat_a_name():
+def test_published_schemas_lack_titles_that_repeat_a_name():
     schema = {
         "title": "Input schema for `file`",
         "properties": {

@@ -18,7 +18,10 @@ HEAD = '"""P."""\nfrom toolpack_server import TaskEnvironment, Toolpack, Toolpac
 
 @pytest.fixture
 def folder(tmp_path, request):
-    """A function that writes pack modules with unique names, because a process imports each name only once."""
+    """Return a function that writes modules of toolpacks with unique names.
+
+    The names are unique because a process imports each name only once.
+    """
     prefix = f"made_{abs(hash(request.node.nodeid))}_"
     before = set(sys.modules)
 
@@ -34,8 +37,8 @@ def folder(tmp_path, request):
             del sys.modules[name]
 
 
-def pack(name, function="f", more=""):
-    return f'toolpack = Toolpack("{name}"{more})\n\n\n@toolpack.function\ndef {function}():\n    """Do it."""\n'
+def pack(name, function="f", suffix=""):
+    return f'toolpack = Toolpack("{name}"{suffix})\n\n\n@toolpack.function\ndef {function}():\n    """Do it."""\n'
 
 
 def problem(folder, **options):
@@ -73,7 +76,7 @@ def test_unknown_pack_name_is_rejected_with_a_suggestion(folder, tmp_path):
     assert problem(tmp_path / "nowhere") == f"{tmp_path}/nowhere is not a folder: correct --pack-dir."
 
 
-def test_a_module_name_is_no_toolpack_name(folder):
+def test_a_module_name_is_not_a_toolpack_name(folder):
     where = folder(shelf=pack("one"))
     module = Path(folder.file("shelf")).stem
     assert problem(where, names=[module]) == (
@@ -97,7 +100,7 @@ def test_ambiguous_prefixes_stop_the_start_unless_opt_in(folder):
     where = folder(one=pack("a.b"), two=pack("a__b"))
     says = "a.b.f and a__b.f have the same name in model APIs, which write a dot as __"
     assert problem(where) == f"{says}: rename one of the toolpacks, or make it opt_in."
-    folder(two=pack("a__b", more=", opt_in=True"))
+    folder(two=pack("a__b", suffix=", opt_in=True"))
     for name in [name for name in sys.modules if name.endswith("_two") and name.startswith("toolpacks.made_")]:
         del sys.modules[name]
     catalog = load_catalog((where,))
@@ -191,8 +194,8 @@ def test_pack_without_its_optional_package_is_only_a_notice(folder):
         (f"{Path(folder.file('three')).stem}-small", ["y"]),
     ]
     for name, packages in needed:
-        said = problem(where, names=[name])
-        assert [package for package in "xy" if f"pip install {package}" in said] == packages
+        notice = problem(where, names=[name])
+        assert [package for package in "xy" if f"pip install {package}" in notice] == packages
 
 
 def test_function_can_be_registered_with_or_without_a_decorator():
@@ -213,12 +216,12 @@ def test_decorated_function_stays_a_plain_function():
 
     @toolpack.function
     def one() -> int:
-        """Get one."""
+        """Return 1."""
         return 1
 
     @toolpack.function(read_only=True, timeout_seconds=2)
     def two() -> int:
-        """Get two."""
+        """Return 2."""
         return 2
 
     assert (one(), two()) == (1, 2)
@@ -281,9 +284,9 @@ def test_dependency_reads_only_its_own_packs_environment(make_bench):
     def catalog():
         packs = {}
         for name in ("a", "b"):
-            held = {"__annotations__": {"thing": Thing}, "thing": Thing(name=name)}
+            namespace = {"__annotations__": {"thing": Thing}, "thing": Thing(name=name)}
             names = {"__module__": __name__, "__qualname__": f"Shared{name}"}
-            environment = type("Shared", (TaskEnvironment,), held | names)
+            environment = type("Shared", (TaskEnvironment,), namespace | names)
             toolpack = packs[name] = Toolpack(name, environment)
 
             def read(thing: Annotated[Any, Depends("thing")]) -> str:

@@ -1,4 +1,4 @@
-"""Acknowledged data survives SIGKILL. Data that others put into the store runs no code."""
+"""Acknowledged data survives SIGKILL. Forged data in the store runs no code."""
 
 import contextlib
 import pickle
@@ -30,7 +30,7 @@ def rebuilt(trace):
 
 
 class Client(threading.Thread):
-    """Calls one session after the other, until the server is gone."""
+    """Thread that calls one session after the other, until the server is killed."""
 
     def __init__(self, url, sessions, number):
         super().__init__(daemon=True)
@@ -59,7 +59,7 @@ class Client(threading.Thread):
                 self.acknowledged.append((session_id, call_id, serving.result_of(reply.content)["result"]))
 
 
-def test_a_kill_during_concurrent_calls_loses_no_answered_one(tmp_path):
+def test_a_kill_during_concurrent_calls_loses_no_answered_call(tmp_path):
     with server_process.served(tmp_path) as server:
         sessions = [server.rpc("create_session", toolpacks=["ledger"])["session_id"] for _ in range(SESSIONS)]
         clients = [Client(server.url, sessions, number) for number in range(1, CLIENTS + 1)]
@@ -70,7 +70,7 @@ def test_a_kill_during_concurrent_calls_loses_no_answered_one(tmp_path):
         for client in clients:
             client.join(serving.PATIENCE)
             assert not client.is_alive()
-    acknowledged = [one for client in clients for one in client.acknowledged]
+    acknowledged = [call for client in clients for call in client.acknowledged]
     with server_process.served(tmp_path) as server:
         traces = {session: server.rpc("get_trace", session_id=session, limit=1000) for session in sessions}
         for session, trace in traces.items():
@@ -81,7 +81,7 @@ def test_a_kill_during_concurrent_calls_loses_no_answered_one(tmp_path):
         results = {(session, r["call_id"]): r["result"] for session, trace in traces.items() for r in trace}
         for session, call_id, result in acknowledged:
             assert results[session, call_id] == result
-        # At most the calls in flight at the server's death are there in addition. Sending them again runs them once.
+        # The store may also have the calls that were running at the kill. If the client repeats them, they run once.
         assert 0 <= len(results) - len(acknowledged) <= CLIENTS
         for client in clients:
             first = server.rpc("run_function", **client.attempted)
@@ -113,7 +113,7 @@ def test_a_backup_of_a_running_server_is_restored(tmp_path, workers):
         assert server.call(session_id, "add", amount=1)["result"] == 1
         source, copy = (sqlite3.connect(tmp_path / name) for name in ("sessions.db", "copy.db"))
         with contextlib.closing(source), contextlib.closing(copy):
-            source.backup(copy)  # the same as `.backup` of the `sqlite3` command
+            source.backup(copy)  # like `.backup` of the `sqlite3` command
         assert server.call(session_id, "add", amount=1)["result"] == 2
     for end in ("", "-wal", "-shm"):
         (tmp_path / f"sessions.db{end}").unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def test_a_stopped_server_has_kept_everything_and_exits_with_0(tmp_path):
 
 
 class Hostile:
-    """Writes a file if it is ever unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -174,7 +174,7 @@ def test_a_hostile_pickle_in_the_store_runs_nothing(tmp_path):
             damaged(server.call, session_id, "add", amount=1)
             damaged(server.rpc, "fork_session", session_id=session_id)
             assert server.rpc("get_session", session_id=session_id)["version"] == 1
-            # The version before is sound, so the session can continue.
+            # The previous version is undamaged, so the session can continue there.
             assert server.rpc("reset_session", session_id=session_id)["version"] == 2
             assert server.call(session_id, "add", amount=5)["result"] == 5
     assert not trap.exists()
@@ -224,16 +224,14 @@ def test_new_call_ids_do_not_let_an_agent_end_more_workers(tmp_path):
             return server.http.post(session["agent_path"], json=body).json()["result"]
 
         for number in range(3):
-            # Calls that end well in between don't count in its favour.
+            # Successful calls in between don't clear the agent.
             assert call(f"{number}-before", really=False)["result"] == "alive"
             with pytest.raises(httpx.TransportError):
                 call(number, really=True)
             wait_until(lambda: is_ready(server), "another worker")
         for number in (3, 4):
             assert "has ended its process 3 times, and isn't run again" in call(number, really=True)["error"]
-        other = server.rpc("create_session")[
-            "session_id"
-        ]  # only this session's function is refused, not that of others
+        other = server.rpc("create_session")["session_id"]  # the function is refused only in this session
         assert server.call(other, "end", really=False)["result"] == "alive"
 
 

@@ -69,7 +69,7 @@ def wait_for(path: str) -> str:
 
 
 class Idle:
-    """Queues of sessions that are busy until they are told to stop."""
+    """Stand-in for the queues of a server. They are busy until the test sets `idle` or the server stops them."""
 
     def __init__(self):
         self.idle, self.stopped, self.stuck = False, False, 0
@@ -89,19 +89,19 @@ def clock(monkeypatch):
 @pytest.fixture
 def server(clock):
     sessions = Idle()
-    told = []
-    manager = SimpleNamespace(queues=sessions, begin_draining=lambda: told.append(True))
+    messages = []
+    manager = SimpleNamespace(queues=sessions, begin_draining=lambda: messages.append(True))
     service = SimpleNamespace(settings=Settings(drain_seconds=8), sessions=manager)
     service.is_unfit = lambda: sessions.stuck > service.settings.max_stuck_threads
     gateway = SimpleNamespace(ready=True, answering=0, service=service, connections=SimpleNamespace(closing=False))
     draining = DrainingServer(lambda: None, gateway, SupervisorPipe())
     draining.servers = []
-    draining.gateway, draining.sessions, draining.clock, draining.told = gateway, sessions, clock, told
+    draining.gateway, draining.sessions, draining.clock, draining.told = gateway, sessions, clock, messages
 
     async def tick(_self, _counter):
         return draining.should_exit
 
-    # uvicorn's own tick writes headers and counts requests, and there are none here.
+    # uvicorn's own tick updates headers and counts requests, which this test doesn't have.
     draining.tick = lambda: _run(DrainingServer.on_tick(draining, 0))
     uvicorn_tick, uvicorn.Server.on_tick = uvicorn.Server.on_tick, tick
     yield draining
@@ -244,16 +244,14 @@ def test_new_requests_during_a_drain_get_503(make_bench):
 
 @pytest.fixture(autouse=True)
 def ctrl_c():
-    """Reset SIGINT: a program that runs the tests in the background may ignore Ctrl-C, and child processes inherit
-    that.
-    """
+    """Reset SIGINT. A program that runs the tests in the background may ignore it, and child processes inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 class Waiting:
-    """A server in which a call runs until a file exists."""
+    """A server with a call that runs until the test creates a file."""
 
     def __init__(self, folder, *flags, **settings):
         (folder / "packs").mkdir()
@@ -282,7 +280,7 @@ class Waiting:
         return serving.result_of(http.post("/rpc", json=body).content)
 
     def begin(self):
-        """Send the call, and return when it runs."""
+        """Send the call, and return when its function runs."""
         session = self.rpc(self.http, "create_session")["session_id"]
 
         def call():
@@ -398,10 +396,10 @@ def keeper(monkeypatch):
     clock = serving.Clock(monkeypatch, supervisor)
     monkeypatch.setattr(supervisor, "secret_key", lambda _settings: b"")
     monkeypatch.setattr(supervisor, "WorkerProcess", lambda *_: FakeWorker())
-    made = Supervisor(Settings(workers=2), serving.CATALOG.inventory(), None)
-    made.clock = clock
-    made._replace_workers()
-    return made
+    new_supervisor = Supervisor(Settings(workers=2), serving.CATALOG.inventory(), None)
+    new_supervisor.clock = clock
+    new_supervisor._replace_workers()
+    return new_supervisor
 
 
 def watch(keeper, seconds):
@@ -423,7 +421,7 @@ def test_a_worker_silent_for_5_seconds_is_replaced(keeper, caplog):
     silent, other = keeper._children
     silent.silence = silent.quiet = 5.1
     keeper._replace_workers()
-    assert not silent.ended  # it may be importing a library, which can hold the GIL for long
+    assert not silent.ended  # the worker may be importing a library, which can hold the GIL for long
     silent.served = True
     keeper._replace_workers()
     assert silent.ended
@@ -459,14 +457,14 @@ def test_silence_counts_sleep_and_cpu_time():
         ) as process:
             process.stdout.readline()
             activity = CpuTime(process.pid)
-            # Far more than the passed time, so the counted value must come from the process.
+            # This is far more than the time that has passed, so the supervisor must have read it from the process.
             if waits:
                 wait_until(lambda: activity.counted(1000.0) == 1000.0, "its wait")  # noqa: B023
             else:
                 wait_until(lambda: activity.counted(1000.0) > 0, "its work")  # noqa: B023
                 assert activity.counted(1000.0) < 500
             process.kill()
-    assert activity.counted(1000.0) == 1000.0  # the system shows nothing any more
+    assert activity.counted(1000.0) == 1000.0  # the system shows no data of an ended process
 
 
 def test_serving_workers_are_told_which_others_ended(keeper):
@@ -539,8 +537,8 @@ def test_a_worker_with_other_packs_ends_a_server_without_others(keeper, caplog):
 
 def test_the_log_names_the_calls_of_an_ended_worker(keeper, caplog):
     running = keeper._metrics.running.of_row(0)
-    places = [running.begin("ledger", name, 1) for name in ("total", "add", "total", "gone")]
-    running.end(places[0])
+    slots = [running.begin("ledger", name, 1) for name in ("total", "add", "total", "gone")]
+    running.end(slots[0])
     keeper._children[0].die(-9)
     keeper._replace_workers()
     assert (
@@ -550,26 +548,26 @@ def test_the_log_names_the_calls_of_an_ended_worker(keeper, caplog):
 
 
 def test_the_server_logs_once_that_all_workers_serve(keeper):
-    said = []
-    keeper._serving = lambda: said.append(keeper.clock.monotonic())
+    messages = []
+    keeper._serving = lambda: messages.append(keeper.clock.monotonic())
     first, second = keeper._children
     keeper._watch(0.1)
     first.served = True
     keeper._watch(0.1)
-    assert not said
+    assert not messages
     second.served = True
     keeper._watch(0.1)
     keeper._watch(0.1)
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_the_server_serves_though_one_worker_takes_long(keeper):
-    said = []
-    keeper._serving = lambda: said.append(1)
+    messages = []
+    keeper._serving = lambda: messages.append(1)
     keeper._children[0].served = True
     for _ in range(60):
         keeper._watch(0.1)
-    assert said == [1]
+    assert messages == [1]
 
 
 def test_workers_that_end_at_once_restart_with_growing_delay(keeper):
@@ -599,7 +597,7 @@ def test_workers_that_served_restart_without_delay(keeper):
 def test_only_a_call_in_all_three_crashes_is_blocked(keeper):
     running = keeper._metrics.running
     suspects, guilty, beside, later = running.suspects, 1, 2, 3
-    # A function can choose these exit statuses, too.
+    # A function can also end its process with these exit statuses.
     for times, other, status in [(1, beside, START_FAILED), (2, later, OUTDATED), (3, later, 0)]:
         for call in (guilty, other):
             running.begin("ledger", "add", call)
@@ -621,7 +619,7 @@ def test_a_planned_replacement_raises_no_suspicion(keeper):
     assert keeper._metrics.running.suspects.times(1) == 0
 
 
-def test_varied_calls_count_despite_good_calls_between():
+def test_varied_calls_are_blamed_despite_good_calls_between():
     suspects = Suspects()
     for times in (1, 2, 3):
         suspects.blame([1])
@@ -629,8 +627,8 @@ def test_varied_calls_count_despite_good_calls_between():
         alone = suspects.begin(1, 0)
         assert alone  # no other suspect runs beside it
         suspects.end(1, alone=alone, forget=False)
-        assert not suspects.begin(1, 0)  # cleared, so it needn't run alone
-    # An old verdict doesn't protect now: calls that ran then are blamed, too.
+        assert not suspects.begin(1, 0)  # the call is cleared, so it needn't run alone
+    # Being cleared once doesn't protect a call from later blame.
     suspects.blame([1, 2])
     assert [suspects.times(call) for call in (1, 2)] == [4, 1]
 
@@ -678,8 +676,8 @@ def test_a_retired_worker_that_does_not_end_is_killed(keeper):
 # A worker's start and end
 
 
-def forked(monkeypatch, run, supervisor_pid=None):
-    """Run this as a supervised worker in a separate process, and return the exit status."""
+def run_forked(monkeypatch, run, supervisor_pid=None):
+    """Run a function as a supervised worker in a forked process, and return its exit status."""
     monkeypatch.setattr(worker, "run_worker", run)
     monkeypatch.setattr(worker, "Service", lambda settings, *_, **__: SimpleNamespace(settings=settings))
     monkeypatch.setattr(worker, "catalog_of", lambda *_, **__: Catalog({}))
@@ -709,11 +707,11 @@ def fail(error):
     ],
 )
 def test_a_workers_exit_status_shows_how_it_ended(monkeypatch, run, status):
-    assert forked(monkeypatch, run) == status
+    assert run_forked(monkeypatch, run) == status
 
 
 def test_a_worker_whose_supervisor_has_died_already_ends_at_once(monkeypatch):
-    assert forked(monkeypatch, lambda *_: None, supervisor_pid=1) == 1
+    assert run_forked(monkeypatch, lambda *_: None, supervisor_pid=1) == 1
 
 
 def test_a_worker_leaves_ctrl_c_to_its_supervisor(monkeypatch):
@@ -721,7 +719,7 @@ def test_a_worker_leaves_ctrl_c_to_its_supervisor(monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         raise StartError("it lives")
 
-    assert forked(monkeypatch, run) == START_FAILED
+    assert run_forked(monkeypatch, run) == START_FAILED
 
 
 def test_a_worker_raises_its_limit_of_open_files(monkeypatch):
@@ -737,7 +735,7 @@ def test_a_worker_raises_its_limit_of_open_files(monkeypatch):
 
     real = worker.run_worker
     monkeypatch.setattr(worker, "create_app", see)
-    assert forked(monkeypatch, run) == START_FAILED
+    assert run_forked(monkeypatch, run) == START_FAILED
 
 
 def test_connections_send_answers_without_delay():
@@ -764,7 +762,7 @@ def leaving(bench, context):
 
 
 def running_call(**settings):
-    """Return a server with its regular work and a running call."""
+    """Yield a server that does its regular work and runs a call."""
     bench = serving.Bench(**settings)
     context = bench.service.running()
     bench._run(context.__aenter__())
@@ -810,11 +808,11 @@ def test_a_worker_ends_when_no_process_reads_its_heartbeats(monkeypatch):
         SupervisorPipe(theirs)
         threading.Event().wait()
 
-    assert forked(monkeypatch, run) == 1
+    assert run_forked(monkeypatch, run) == 1
 
 
 class Pipe:
-    """Accepts heartbeats, up to the number that a test wants."""
+    """Stand-in for the supervisor's end of a pipe. It accepts a limited number of heartbeats."""
 
     def __init__(self):
         self.sent, self.messages = [], []
@@ -827,8 +825,8 @@ class Pipe:
     def recv_bytes(self):
         return self.messages.pop()
 
-    def send_bytes(self, what):
-        self.sent.append(what)
+    def send_bytes(self, message):
+        self.sent.append(message)
 
 
 def test_heartbeats_stop_if_the_event_loop_is_blocked(monkeypatch):

@@ -1,4 +1,4 @@
-"""`serve --reload`: it serves the newest code, keeps all sessions, and continues to serve despite a broken file."""
+"""`serve --reload`: the server has the newest code, keeps all sessions, and continues to serve if a file is broken."""
 
 import contextlib
 import os
@@ -67,10 +67,10 @@ class Reloading:
         wait_until(lambda: self.said().count(text) >= times, f"{text!r} in {self.said()}")
 
     def write(self, source, name="shop.py"):
-        """Write a file as an editor does, and wait until the change was noticed."""
-        seen = self.said().count("reload: Changed: ")
+        """Write a file as an editor does, and wait until the server has noticed the change."""
+        change_count = self.said().count("reload: Changed: ")
         (self.packs / name).write_text(source)
-        self.wait_for("reload: Changed: ", seen + 1)
+        self.wait_for("reload: Changed: ", change_count + 1)
 
     def rpc(self, method, /, **params):
         """Send a request, and retry if its connection or its server ended."""
@@ -111,8 +111,8 @@ def reloading(folder, *arguments, source=SHOP, **variables):
 
 
 @contextlib.contextmanager
-def served(folder, *arguments, **more):
-    with reloading(folder, *arguments, **more) as process:
+def served(folder, *arguments, **options):
+    with reloading(folder, *arguments, **options) as process:
         server = Reloading(process, folder)
         with contextlib.closing(server.http):
             yield server
@@ -198,16 +198,16 @@ def test_modules_that_toolpacks_import_and_new_files_are_watched(tmp_path):
 
 def descendants(pid):
     """Return the ids of a process's descendants."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], stdout=subprocess.PIPE, text=True, check=True).stdout
+    output = subprocess.run(["ps", "-eo", "pid=,ppid="], stdout=subprocess.PIPE, text=True, check=True).stdout
     children = {}
-    for line in listed.splitlines():
+    for line in output.splitlines():
         child, parent = map(int, line.split())
         children.setdefault(parent, []).append(child)
     pids, todo = [], [pid]
     while todo:
-        more = children.get(todo.pop(), [])
-        pids += more
-        todo += more
+        child_ids = children.get(todo.pop(), [])
+        pids += child_ids
+        todo += child_ids
     return pids
 
 
@@ -252,7 +252,7 @@ def test_a_reloading_server_ends_with_all_its_processes(tmp_path, number):
 
 @pytest.mark.heavy
 def test_a_failed_start_is_reported_in_one_sentence(tmp_path):
-    def said(*arguments):
+    def output_of(*arguments):
         result = subprocess.run(
             server_process.command("serve", "--reload", "--port", "0", *arguments),
             env=server_process.environment(),
@@ -266,10 +266,10 @@ def test_a_failed_start_is_reported_in_one_sentence(tmp_path):
         return line
 
     watched = "toolpack-server: --reload watches the folders of --pack-dir, and installed packages: give a folder."
-    assert said() == watched
+    assert output_of() == watched
     with served(tmp_path) as server:
         packs = ["--pack-dir", str(server.packs), "--data-dir", str(tmp_path / "data")]
-        assert "is in use by another toolpack-server" in said(*packs)
+        assert "is in use by another toolpack-server" in output_of(*packs)
 
 
 @pytest.mark.heavy
@@ -283,12 +283,12 @@ def test_in_memory_the_loss_of_sessions_is_reported(tmp_path):
             server.pay(session_id, 1)
 
 
-# What is watched
+# Watched folders and files
 
 
 @pytest.fixture
 def watch(tmp_path):
-    """Watch a folder inside a virtual environment, as installed packages are, and one that doesn't exist."""
+    """Watch a folder inside a virtual environment, where installed packages are, and a folder that doesn't exist."""
     folder = tmp_path / ".venv" / "packs"
     (folder / "inner").mkdir(parents=True)
     (folder / "inner" / "old.py").touch()
@@ -298,9 +298,9 @@ def watch(tmp_path):
 
 
 def wait_for_changes(watch, *paths):
-    expected, seen = {*map(str, paths)}, set()
-    wait_until(lambda: seen.update(watch.changed()) or seen >= expected, f"{expected}, not only {seen}")
-    return seen
+    expected, reported = {*map(str, paths)}, set()
+    wait_until(lambda: reported.update(watch.changed()) or reported >= expected, f"{expected}, not only {reported}")
+    return reported
 
 
 def test_only_python_files_outside_caches_and_venvs_are_watched(watch):
@@ -334,13 +334,13 @@ def test_folders_that_are_moved_in_or_out_are_reported(watch, tmp_path):
     wait_for_changes(watch, folder / "inner" / "old.py")
 
 
-def test_a_watched_folder_may_go_come_and_be_replaced(watch, tmp_path):
+def test_a_watched_folder_may_be_removed_created_and_replaced(watch, tmp_path):
     watch, folder = watch
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "a.py").touch()
     wait_for_changes(watch, tmp_path / "later" / "a.py")
     shutil.rmtree(folder)
-    folder.mkdir()  # often with the same inode
+    folder.mkdir()  # the new folder often has the same inode
     (folder / "new.py").touch()
     wait_for_changes(watch, folder / "inner" / "old.py", folder / "new.py")
     folder.rename(tmp_path / "old")

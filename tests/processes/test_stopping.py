@@ -24,7 +24,7 @@ from toolpack_server.processes.draining import LINGER_SECONDS
 from toolpack_server.processes.supervisor import STOP_SECONDS
 from toolpack_server.web.bodies import NOT_READY
 
-pytestmark = pytest.mark.heavy  # it starts, stops and kills servers
+pytestmark = pytest.mark.heavy  # these tests start, stop and kill servers
 
 PORT_SECONDS = 10  # time that container engines wait before they kill
 KINDS = {"memory": ("--store", "memory:"), "one worker": (), "two workers": ("--workers", "2")}
@@ -39,13 +39,13 @@ def served(folder, *arguments, **settings):
 
 
 class Client:
-    """Sends requests as a thread would, on a kept connection or a new one each."""
+    """A client that sends requests on a kept connection, or each on a new connection."""
 
     def __init__(self, server):
         self.address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         self._connection = None
         self._since = 0.0
-        self.dawdled = False  # this process ran so rarely that its connection counted as idle
+        self.dawdled = False  # on a busy machine the server closes the connection, because it counts as idle
 
     def connect(self):
         if self._connection is None:
@@ -106,7 +106,7 @@ def waiting(server):
     ("kind", "signals"),
     [
         *((kind, [signal.SIGTERM]) for kind in KINDS),
-        # With more workers, the same supervisor tells each of the others.
+        # With more workers, the supervisor notifies each of them in the same way.
         *(
             (kind, signals)
             for kind in ("memory", "one worker")
@@ -131,7 +131,7 @@ def test_running_and_waiting_calls_at_the_end_are_answered(tmp_path, kind, signa
         for answer in run_on + waited:
             status, closes, body = answer.result()
             assert (status, closes) == (200, True)
-            # When one worker has released the session, the other may still run a call that waited there.
+            # When one worker has released the session, the other worker may still run a call that waited for the lease.
             ran = kind == "two workers" and answer in waited and "result" in body
             assert ran or body["error"]["code"] == -32006
         assert ended.result() == 0
@@ -153,7 +153,7 @@ def test_without_standard_error_the_server_works(tmp_path, monkeypatch, where):
             assert len(server.rpc("fork_session", session_id=session)) == 1
             assert server.rpc("reset_session", session_id=session, version=0)["version"] == 2
             (worker,) = children(server.process.pid)
-            server.process.send_signal(signal.SIGHUP)  # ignored, as below `nohup`
+            server.process.send_signal(signal.SIGHUP)  # SIGHUP is ignored, as under `nohup`
             if before is None:
                 os.kill(worker, signal.SIGKILL)
                 wait_until(lambda last=worker: {*children(server.process.pid)} - {last}, "another worker")
@@ -191,8 +191,8 @@ def is_refusing(server):
     return True
 
 
-def keep_sending(server, keep, answers, lost):
-    """Send requests one after the other until the port is closed. Store the statuses, and the lost requests."""
+def keep_sending(server, keep, answers, lost_requests):
+    """Send requests one after the other until the port is closed. Append to the lists of answers and lost requests."""
     client = Client(server)
     while True:
         try:
@@ -203,7 +203,7 @@ def keep_sending(server, keep, answers, lost):
             answers.append(client.send(MEANWHILE, keep=keep))
         except (OSError, http.client.HTTPException) as error:
             if not client.dawdled:
-                lost.append(repr(error))
+                lost_requests.append(repr(error))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,8 +211,8 @@ def test_requests_during_a_drain_are_refused_and_none_is_lost(tmp_path, kind):
     gate = tmp_path / "gate"
     with served(tmp_path, *KINDS[kind]) as server, ThreadPoolExecutor(16) as pool:
         running = run(pool, server, tmp_path, "wait_for_file", path=str(gate))
-        answers, lost = [], []
-        senders = [pool.submit(keep_sending, server, bool(number % 2), answers, lost) for number in range(6)]
+        answers, lost_requests = [], []
+        senders = [pool.submit(keep_sending, server, bool(number % 2), answers, lost_requests) for number in range(6)]
         wait_until(lambda: len(answers) > 100, "requests before the stop")
         server.process.terminate()
         wait_until(lambda: sum(status == 503 for status, _, _ in answers) > 500, "requests during the drain")
@@ -224,7 +224,7 @@ def test_requests_during_a_drain_are_refused_and_none_is_lost(tmp_path, kind):
     assert {status for status, _, _ in answers} == {200, 503}
     assert all(closes and body["error"]["code"] == -32000 for status, closes, body in answers if status == 503)
     # The kernel may have completed a handshake at the very moment the port was closed.
-    assert len(lost) <= 1, lost
+    assert len(lost_requests) <= 1, lost_requests
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -276,12 +276,12 @@ def test_an_unfit_worker_is_replaced_without_refusals(tmp_path, workers):
         sessions = [server.rpc("create_session")["session_id"] for _ in range(6)]
         running = run(pool, server, tmp_path, "wait_for_file", path=str(gate))
         before = children(server.process.pid)
-        done = threading.Event()
+        finished = threading.Event()
         answers = []
 
         def keep_calling(number):
             client = Client(server)
-            while not done.is_set():
+            while not finished.is_set():
                 try:
                     answer = client.send(request(sessions[number], "answer"), keep=bool(number % 2))
                 except (OSError, http.client.HTTPException):
@@ -296,7 +296,7 @@ def test_an_unfit_worker_is_replaced_without_refusals(tmp_path, workers):
         try:
             for _ in range(
                 1 + Settings().max_stuck_threads
-            ):  # in as many sessions, because each has at most two of them
+            ):  # each in its own session, because a session has at most two abandoned functions
                 server.call(server.rpc("create_session")["session_id"], "hang")
             log = tmp_path / "server.log"
             wait_until(lambda: "it is being replaced" in log.read_text(), "the replacement")
@@ -304,10 +304,10 @@ def test_an_unfit_worker_is_replaced_without_refusals(tmp_path, workers):
             assert running.result()[2]["result"] == {"result": "done", "error": None}
             wait_until(lambda: len(children(server.process.pid) - before) == 1, "the new worker")
             wait_until(lambda: len(children(server.process.pid)) == workers, "the end of the old worker")
-            seen = len(answers)
-            wait_until(lambda: len(answers) > seen + 100, "answers of the workers that are left")
+            answer_count = len(answers)
+            wait_until(lambda: len(answers) > answer_count + 100, "answers of the workers that are left")
         finally:
-            done.set()
+            finished.set()
         for caller in callers:
             caller.result()
         assert {status for status, _, _ in answers} == {200}
@@ -339,7 +339,7 @@ def test_a_process_forked_by_a_function_frees_the_port(tmp_path, kind):
         assert server.process.wait(serving.PATIENCE) == 0
         os.kill(pid, 0)  # the process is still alive
         socket.create_server(client.address).close()
-        assert client._connection.sock.recv(1) == b""  # closed, though the process has inherited it
+        assert client._connection.sock.recv(1) == b""  # closed, though the forked process has inherited the port
         client.close()
         gate.touch()
 
@@ -348,7 +348,7 @@ def test_readiness_while_functions_take_all_threads(tmp_path):
     gate = tmp_path / "gate"
     with served(tmp_path) as server, ThreadPoolExecutor(300) as pool:
         first = server.rpc("create_session")["session_id"]
-        sessions = [one["session_id"] for one in server.rpc("fork_session", session_id=first, count=300)]
+        sessions = [fork["session_id"] for fork in server.rpc("fork_session", session_id=first, count=300)]
         kwargs = {"path": str(gate)}
         calls = [
             pool.submit(
@@ -358,11 +358,11 @@ def test_readiness_while_functions_take_all_threads(tmp_path):
         ]
         share = Settings().max_threads
 
-        def begun():
-            return sum((tmp_path / one).exists() for one in sessions)
+        def started_count():
+            return sum((tmp_path / session_id).exists() for session_id in sessions)
 
-        wait_until(lambda: begun() >= share, "as many as may run")
+        wait_until(lambda: started_count() >= share, "as many as may run")
         assert server.http.get("/readyz").status_code == 200
-        assert begun() <= share + RESERVE_PER_KIND  # until they were known to wait, some had a reserved slot
+        assert started_count() <= share + RESERVE_PER_KIND  # at first some ran in reserved slots
         gate.touch()
         assert all(call.result()[2]["result"] == {"result": "done", "error": None} for call in calls)

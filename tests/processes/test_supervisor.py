@@ -24,7 +24,7 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.processes.supervisor import HANG_SECONDS
 from toolpack_server.web.auth import new_token
 
-pytestmark = pytest.mark.heavy  # it starts, stops and kills servers
+pytestmark = pytest.mark.heavy  # these tests start, stop and kill servers
 
 
 def workers(server):
@@ -95,7 +95,7 @@ def test_an_exit_in_a_lone_server_names_the_function(tmp_path):
         )
 
 
-@pytest.mark.usefixtures("cold")  # the exit logger is found by its command line
+@pytest.mark.usefixtures("cold")  # `witnesses` finds the exit logger by its command line
 @pytest.mark.parametrize("store", [[], ["--store", "memory:"]])
 def test_a_stopping_server_logs_why_and_nothing_else(tmp_path, store):
     with server_process.served(tmp_path, *store) as server:
@@ -107,7 +107,7 @@ def test_a_stopping_server_logs_why_and_nothing_else(tmp_path, store):
 
 
 def witnesses(pid):
-    """Return the processes with the command line of a server that are neither the server nor its children."""
+    """Return the exit loggers: processes with a server's command line, but neither the server nor its children."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -132,21 +132,21 @@ def test_a_later_failed_start_is_retried_until_it_works(tmp_path):
         (victim,) = workers(server) - {healthy}
         lock = tmp_path / "sessions.db.lock"
         lock.rename(tmp_path / "kept")
-        lock.mkdir()  # it can't be opened as a file
+        lock.mkdir()  # the server can't open a folder as a file
         os.kill(victim, signal.SIGKILL)
         log = tmp_path / "server.log"
         wait_until(lambda: log.read_text().count("exited with status 3") == 3, "three attempts")
         assert serves(server)
         lock.rmdir()
         (tmp_path / "kept").rename(lock)
-        seen = wait_until(lambda: len(workers(server)) == 2 and workers(server), "two workers")
-        wait_until(lambda: workers(server) == seen or seen.update(workers(server)), "the last attempt")
+        worker_ids = wait_until(lambda: len(workers(server)) == 2 and workers(server), "two workers")
+        wait_until(lambda: workers(server) == worker_ids or worker_ids.update(workers(server)), "the last attempt")
         assert healthy in workers(server)
         assert server.process.poll() is None
 
 
 def test_new_workers_use_the_tokens_of_the_servers_start(tmp_path):
-    """The file may change before the server is restarted; new workers must not use the changed file."""
+    """An operator may change the file before the server is restarted. New workers must not use the changed file."""
     (token, line), tokens = new_token("ann"), tmp_path / "tokens"
     tokens.write_text(line)
     body = {"jsonrpc": "2.0", "id": 1, "method": "list_sessions"}
@@ -221,8 +221,8 @@ def test_a_pause_of_the_whole_server_blames_no_worker(tmp_path):
         everybody = [server.process.pid, *before]
         for pid in everybody:
             os.kill(pid, signal.SIGSTOP)
-        began = time.monotonic()
-        wait_until(lambda: time.monotonic() > began + HANG_SECONDS + 1.5, "the end of the pause")
+        start = time.monotonic()
+        wait_until(lambda: time.monotonic() > start + HANG_SECONDS + 1.5, "the end of the pause")
         os.kill(server.process.pid, signal.SIGCONT)
         wait_until(lambda: is_asleep(server.process.pid), "the supervisor's look at its workers")
         for pid in before:
@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_no_half_written_key_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("toolpack_server.base.secret_key.Path.hardlink_to", is_full)
     with pytest.raises(SettingsError, match=r"No space left on device\. Make room") as refused:
         secret_key(Settings(data_dir=tmp_path))
-    assert "TOOLPACK_SECRET_KEY" not in str(refused.value)  # with another key, stored data couldn't be read
+    assert "TOOLPACK_SECRET_KEY" not in str(refused.value)  # another key couldn't read the stored data
     assert not [*tmp_path.iterdir()]
 
 
@@ -270,12 +270,12 @@ ARENA_BYTES = 64 * 2**20
 
 
 def arenas(pid):
-    """Return the number of glibc arenas of single threads: reserved ranges of 64 MB that are partly used."""
+    """Return the number of glibc's arenas of single threads, which are reserved ranges of 64 MB, partly in use."""
     maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     ranges = [(*(int(end, 16) for end in row[0].split("-")), row[1], len(row)) for row in maps]
     return sum(
-        used == "rw-p" and words == 5 and start % ARENA_BYTES == 0 and (rest, of) == (end, "---p")
-        for (start, end, used, words), (rest, _, of, _) in itertools.pairwise(ranges)
+        used == "rw-p" and words == 5 and start % ARENA_BYTES == 0 and (rest_start, of) == (end, "---p")
+        for (start, end, used, words), (rest_start, _, of, _) in itertools.pairwise(ranges)
     )
 
 

@@ -1,6 +1,6 @@
-"""Several worker processes on one store, and their sessions when some of them die, hang or stop.
+"""Several worker processes on one store, and their sessions when a worker dies, hangs or stops.
 
-The servers here are real processes. Tests that take some five seconds by design run beside the others.
+The servers here are real processes. Tests that must wait some five seconds run in parallel with the other tests.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def serving(folder, workers=2, store=None, **settings):
 
 
 class Client:
-    """Sends requests to servers, each on a new connection, which any worker may accept."""
+    """A client that sends each request on a new connection, which any worker may accept."""
 
     def __init__(self, *servers):
         self._ports = [server.port for server in servers]
@@ -55,7 +55,7 @@ class Client:
         return self.send("run_function", session_id=session_id, function=function, kwargs=kwargs, call_id=call_id)
 
     def later(self, session_id, function, **kwargs):
-        """Send a call that may never be answered, and return when it runs."""
+        """Send a call that may never be answered, and return when its function runs."""
 
         def send():
             connection = Connection(self._ports, random.Random())
@@ -91,9 +91,9 @@ def test_workers_share_a_session_and_lose_no_update(tmp_path, store):
             return counts
 
         with ThreadPoolExecutor(8) as pool:
-            counted = list(pool.map(count, range(8)))
-        assert sorted(itertools.chain.from_iterable(counted)) == list(range(1, 41))
-        assert all(counts == sorted(counts) for counts in counted)
+            sums = list(pool.map(count, range(8)))
+        assert sorted(itertools.chain.from_iterable(sums)) == list(range(1, 41))
+        assert all(counts == sorted(counts) for counts in sums)
         trace = client.send("get_trace", session_id=session, limit=1000)
         assert [(record["index"], record["version"]) for record in trace] == [(n, n + 1) for n in range(40)]
 
@@ -140,10 +140,10 @@ def test_forks_cost_little_more_than_a_row(tmp_path, store):
 
 def test_memory_is_not_shared(tmp_path):
     command = [sys.executable, "-m", "toolpack_server", "serve", "--store", "memory:", "--workers", "2", "--port", "0"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 1
-    assert "2 workers can't share memory" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert process.returncode == 1
+    assert "2 workers can't share memory" in process.stderr
+    assert len(process.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -166,7 +166,7 @@ def test_runaway_functions_get_answers_and_a_new_worker(tmp_path, workers):
         wait_until(server.is_up, PATIENCE, "the new worker")
         assert client.call(session, "append", entry="next")["result"]["length"] == 2
         assert client.send("get_session", session_id=session)["version"] == 2
-        assert "starting a replacement" not in server.log()  # it ended by itself, with status 0
+        assert "starting a replacement" not in server.log()  # the worker ended by itself, with status 0
 
 
 def test_a_stopping_server_answers_running_calls(tmp_path):
@@ -201,7 +201,7 @@ def test_a_worker_computing_in_c_ends_with_its_supervisor(tmp_path):
         client = Client(server)
         client.later(client.create(), "append_and_hog", entry="lost")
         wait_until(lambda: is_running(server), PATIENCE, "the call")
-        server.kill()  # the worker must end, though it can't notice the supervisor's end itself
+        server.kill()  # the worker must end, though its Python code can't notice the supervisor's end
         assert server.process.poll() is not None
 
 

@@ -10,8 +10,8 @@ from toolpack_server import Toolpack
 from toolpack_server.packs.catalog import Catalog
 
 
-def run(bench, session_id, function, kwargs, **more):
-    return bench.rpc("run_function", session_id=session_id, function=function, kwargs=kwargs, **more)
+def run(bench, session_id, function, kwargs, **params):
+    return bench.rpc("run_function", session_id=session_id, function=function, kwargs=kwargs, **params)
 
 
 def test_a_text_with_an_object_counts_as_the_object(bench):
@@ -100,27 +100,27 @@ toolpack = Toolpack("people")
 
 @toolpack.function
 def greet(person: Person) -> str:
-    """Greet somebody.
+    """Greet a person.
 
-    :param person: Who.
+    :param person: The person.
     """
     return f"Hello {person.name} in {person.address.street}"
 
 
 @toolpack.function
 def greet_all(people: list[Person]) -> int:
-    """Greet several.
+    """Greet several people.
 
-    :param people: Who.
+    :param people: The people.
     """
     return len(people)
 
 
 @toolpack.function
 def note(anything: Open) -> dict[str, str]:
-    """Note anything.
+    """Store a value.
 
-    :param anything: What.
+    :param anything: The value.
     """
     return dict(anything.model_extra or {})
 
@@ -153,9 +153,11 @@ def test_a_model_with_extra_keys_still_accepts_them(people):
 
 def test_schemas_say_whether_unknown_keys_are_allowed(people):
     bench, session_id = people
-    listed = {each["name"]: each["parameters"] for each in bench.rpc("list_functions", session_id=session_id)["result"]}
-    assert [each["additionalProperties"] for each in listed["greet"]["$defs"].values()] == [False, False]
-    assert [each["additionalProperties"] for each in listed["note"]["$defs"].values()] == [True]
+    parameters = {
+        each["name"]: each["parameters"] for each in bench.rpc("list_functions", session_id=session_id)["result"]
+    }
+    assert [each["additionalProperties"] for each in parameters["greet"]["$defs"].values()] == [False, False]
+    assert [each["additionalProperties"] for each in parameters["note"]["$defs"].values()] == [True]
 
 
 def test_functions_with_similar_names_are_suggested(bench):
@@ -163,6 +165,6 @@ def test_functions_with_similar_names_are_suggested(bench):
     error = refused(-32003, run, bench, session_id, "totl", {}, raise_on_error=True, call_id="a")
     assert error.message == "The requested function `totl` is not available."
     assert error.data == {"type": "ToolNotFoundError", "similar": ["total"]}
-    again = refused(-32003, run, bench, session_id, "totl", {}, raise_on_error=True, call_id="a")
-    assert again.data == error.data
+    refusal = refused(-32003, run, bench, session_id, "totl", {}, raise_on_error=True, call_id="a")
+    assert refusal.data == error.data
     assert refused(-32003, run, bench, session_id, "xyz", {}, raise_on_error=True).data["similar"] == []

@@ -1,4 +1,7 @@
-"""Errors that an agent can react to, with their exact texts: in the envelope, or on request as JSON-RPC errors."""
+"""Errors that an agent can react to, with their exact texts.
+
+They are in the envelope of the result. With `raise_on_error` they are JSON-RPC errors instead.
+"""
 
 import json
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: the rules that the specification's examples don't cover. `test_guarantees.py` has the examples."""
+"""JSON-RPC 2.0: rules that the specification's examples don't cover. `test_guarantees.py` has the examples."""
 
 import asyncio
 import json
@@ -26,9 +26,9 @@ def answer(bench, body):
 
 
 def shape(reply):
-    """Return a reply without its `data.detail`, which must exist, but whose text the specification leaves open."""
+    """Return a reply without its `data.detail`. It must exist, but the specification leaves its text open."""
     if isinstance(reply, list):
-        return [shape(one) for one in reply]
+        return [shape(member) for member in reply]
     if "error" in reply:
         data = reply["error"].pop("data")
         assert isinstance(data["detail"], str)
@@ -45,7 +45,7 @@ def call(session_id, request_id=1, amount=1):
     return {"jsonrpc": "2.0", "method": "run_function", "params": params, "id": request_id}
 
 
-def test_every_position(bench):
+def test_every_parameter_can_be_passed_by_position(bench):
     session_id = bench.create()
     params = [session_id, "add", {"amount": 1}, True, "id", 7, 5.0]
     body = {"jsonrpc": "2.0", "method": "run_function", "params": params, "id": 1}
@@ -56,7 +56,7 @@ def test_every_position(bench):
     assert answer(bench, json.dumps(body))["error"]["code"] == -32602
 
 
-def test_a_method_that_does_not_exist(bench):
+def test_a_method_that_does_not_exist_is_an_error(bench):
     assert shape(answer(bench, '{"jsonrpc": "2.0", "method": "foobar", "id": "1"}')) == error(UNKNOWN, "1")
 
 
@@ -72,7 +72,7 @@ def test_a_method_that_does_not_exist(bench):
         "1" * 5_000,
     ],
 )
-def test_a_body_that_is_not_json(bench, body):
+def test_a_body_that_is_not_json_is_an_error(bench, body):
     assert shape(answer(bench, body)) == error(PARSE)
 
 
@@ -88,7 +88,7 @@ def test_a_body_that_is_not_json(bench, body):
         '{"jsonrpc": "2.0", "method": "rpc.discover", "params": ' + "[" * 200 + "]" * 200 + ', "id": 1}',
     ],
 )
-def test_a_value_that_is_not_a_request(bench, body):
+def test_a_value_that_is_not_a_request_is_an_error(bench, body):
     assert shape(answer(bench, body)) == error(INVALID)
 
 
@@ -124,9 +124,9 @@ def test_a_batch_larger_than_allowed_is_refused_as_a_whole(bench):
 def test_an_id_is_returned_unchanged(bench, request_id):
     body = f'{{"jsonrpc": "2.0", "method": "list_sessions", "id": {request_id}}}'
     response = answer(bench, body)
-    sent = json.loads(request_id)
-    assert response == {"jsonrpc": "2.0", "result": [], "id": sent}
-    assert type(response["id"]) is type(sent)
+    id_value = json.loads(request_id)
+    assert response == {"jsonrpc": "2.0", "result": [], "id": id_value}
+    assert type(response["id"]) is type(id_value)
 
 
 WRONG = [
@@ -156,8 +156,8 @@ def test_wrong_parameters_are_reported_by_name(bench):
     for method, params in WRONG:
         body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, "id": 1})
         refused = answer(bench, body)["error"]
-        got = refused["code"], refused["message"], set(refused["data"])
-        assert got == (-32602, "Invalid params", {"detail"}), (method, params)
+        reported = refused["code"], refused["message"], set(refused["data"])
+        assert reported == (-32602, "Invalid params", {"detail"}), (method, params)
         detail = refused["data"]["detail"]
         assert isinstance(params, list) or not params or any(name in detail for name in params)
         misnamed = any(words in detail for words in ("Field required", "Extra inputs", "at most"))
@@ -215,7 +215,7 @@ def test_an_internal_error_is_in_the_log_but_not_in_the_answer(bench, caplog, wh
     assert "a secret text" in caplog.text
 
 
-def test_the_shape_of_our_own_errors(bench):
+def test_errors_of_the_server_have_a_code_a_message_and_a_type(bench):
     with pytest.raises(RpcError) as unknown:
         bench.rpc("get_session", session_id="unknown")
     assert vars(unknown.value) == {

@@ -46,7 +46,7 @@ def test_only_a_large_body_is_parsed_in_a_thread(monkeypatch):
         on_the_loop = []
 
         def loads(body):
-            on_the_loop.append(asyncio._get_running_loop() is not None)  # the thread that runs it may change
+            on_the_loop.append(asyncio._get_running_loop() is not None)  # another thread may take over the loop
             return json.loads(body)
 
         monkeypatch.setattr(parsing, "loads", loads)
@@ -57,23 +57,23 @@ def test_only_a_large_body_is_parsed_in_a_thread(monkeypatch):
         assert on_the_loop == [True, False, False, False]
 
 
-def test_json_depth():
+def test_the_depth_of_json_is_limited():
     with Bench(max_json_depth=8) as server:
         session = server.create("ledger")
         # The request, its params and the kwargs are three levels.
         assert server.call(session, "echo", value=[[[[[1]]]]])["result"] == [[[[[1]]]]]
         error = refused(-32600, server.call, session, "echo", value=[[[[[[1]]]]]])
         assert "more than 8 deep" in error.data["detail"]
-        assert server.call(session, "echo", value="[" * 1000)["error"] is None  # in a string they add no levels
+        assert server.call(session, "echo", value="[" * 1000)["error"] is None  # brackets in a string add no levels
 
 
-def test_json_values():
+def test_the_number_of_json_values_is_limited():
     with Bench(max_json_values=1000) as server:
         session = server.create("ledger")
         assert server.call(session, "echo", value=[0] * 900)["error"] is None
         error = refused(-32007, server.call, session, "echo", value=[0] * 1100)
         assert "more than 1000 values" in error.message
-        assert server.call(session, "echo", value='",\\' * 5000)["error"] is None  # in a string they separate no values
+        assert server.call(session, "echo", value='",\\' * 5000)["error"] is None  # commas in a string don't count
         assert server.version(session) == 2
 
 
@@ -92,7 +92,7 @@ def test_many_wrong_parameters_are_counted_not_listed():
         assert len(error.data["detail"]) < 500
 
 
-def test_batch_length():
+def test_the_length_of_a_batch_is_limited():
     with Bench(max_batch=3) as server:
         session = server.create("ledger")
         batch = [request("run_function", n, session_id=session, function="add", kwargs={"amount": 1}) for n in range(4)]
@@ -117,7 +117,7 @@ def test_the_answers_of_a_batch_are_limited_together():
 
 
 SMALL = {"max_body_bytes": 1024, "max_result_bytes": 1024, "max_list_bytes": 1024}
-ALLOWED = 6144  # bytes of an answer with these values
+ALLOWED = 6144  # number of bytes of an answer with these values
 
 
 def test_one_answer_is_limited():
@@ -168,8 +168,8 @@ def test_a_calls_result_is_answered_despite_small_limits(text):
 
 
 @contextlib.contextmanager
-def held(server, session):
-    """Keep a session busy."""
+def busy_session(server, session):
+    """Keep a session busy with a call that waits for a gate."""
     gate = ledger.gates["held"] = threading.Event()
     try:
         running = server.later_call(session, "add_and_hold", name="held")
@@ -180,10 +180,10 @@ def held(server, session):
     assert running.result(serving.PATIENCE)["error"] is None
 
 
-def test_waiting_calls_of_one_session():
+def test_waiting_calls_of_one_session_are_limited():
     with Bench(max_waiting_per_session=2) as server:
         session, other = server.create("ledger"), server.create("ledger")
-        with held(server, session):
+        with busy_session(server, session):
             waiting = [server.later_call(session, "add", amount=1) for _ in range(2)]
             error = refused(-32006, server.call, session, "add", amount=1)
             assert error.data["retry_after_seconds"] > 0
@@ -194,10 +194,10 @@ def test_waiting_calls_of_one_session():
         assert server.version(session) == 3
 
 
-def test_waiting_calls_in_total():
+def test_waiting_calls_in_total_are_limited():
     with Bench(max_waiting=2) as server:
         sessions = [server.create("ledger") for _ in range(3)]
-        with held(server, sessions[0]):
+        with busy_session(server, sessions[0]):
             waiting = [server.later_call(sessions[0], "add", amount=1) for _ in range(2)]
             error = refused(-32006, server.call, sessions[1], "add", amount=1)
             assert error.data["retry_after_seconds"] > 0
@@ -233,7 +233,7 @@ def test_one_owners_waiting_calls_leave_room_for_others():
 def test_a_call_waits_for_its_session_up_to_a_limit():
     with Bench(queue_timeout_seconds=0.1) as server:
         session = server.create("ledger")
-        with held(server, session):
+        with busy_session(server, session):
             error = refused(-32006, server.call, session, "add", amount=1)
             assert "0.1 s" in error.message
             assert error.data["retry_after_seconds"] > 0
@@ -243,13 +243,13 @@ def test_a_call_waits_for_its_session_up_to_a_limit():
 # Limits of stored data
 
 
-def test_sessions_of_one_name():
+def test_the_sessions_of_one_owner_are_limited():
     with Bench(max_sessions=3) as server:
         session = server.create("ledger", owner="ann")
         server.create("ledger", owner="ann")
         error = refused(-32007, server.rpc, "fork_session", owner="ann", session_id=session, count=2)
         assert "3 are allowed: close some first" in error.message
-        assert "retry_after_seconds" not in error.data  # waiting doesn't help, so no client retries
+        assert "retry_after_seconds" not in error.data  # waiting doesn't help, so clients don't retry
         server.rpc("fork_session", owner="ann", session_id=session)
         refused(-32007, server.create, "ledger", owner="ann")
         server.create("ledger", owner="bob")
@@ -268,7 +268,7 @@ def any_store(request, store_url):
     return store_url(request.param)
 
 
-def test_the_bytes_of_a_session(any_store):
+def test_the_bytes_of_a_session_are_limited(any_store):
     with Bench(store=any_store, max_session_bytes=50_000) as server:
         session = server.create("ledger")
         text = "x" * 9_000
@@ -288,7 +288,7 @@ def test_trimmed_versions_do_not_count_for_ever():
             assert server.call(session, "add", amount=1)["error"] is None
 
 
-def test_the_bytes_of_a_name(any_store):
+def test_the_bytes_of_an_owner_are_limited(any_store):
     with Bench(store=any_store, max_owner_bytes=100_000) as server:
         sessions = [server.create("ledger", owner="ann") for _ in range(3)]
         text = "x" * 30_000
@@ -319,7 +319,7 @@ def test_bytes_freed_elsewhere_count_a_second_later(any_store, monkeypatch):
             return server.call(session, "unknown", {"owner": "ann"}, text="x" * 30_000)["error"].split(":")[0]
 
         assert [call(session) for session in sessions * 2] == ["ToolNotFoundError"] * 3 + ["TooLargeError"] * 3
-        server.store.delete([sessions[0]])  # as another server does
+        server.store.delete([sessions[0]])  # as another server may do
         server.store.clean_up()
         clock.move(quotas.RECOUNT_FULL_SECONDS / 2)
         assert call(sessions[1]) == "TooLargeError"
@@ -331,14 +331,14 @@ def test_bytes_freed_elsewhere_count_a_second_later(any_store, monkeypatch):
 def test_an_owners_limits_hold_for_all_workers_together(monkeypatch):
     monkeypatch.setattr(quotas, "RECOUNT_SECONDS", 3600)
     monkeypatch.setattr(factory, "RECOUNT_SECONDS", 3600)
-    store, most, sessions = SharedMemory(), 1_000_000, 500
-    limits = {"store": store, "max_owner_bytes": most, "max_sessions": sessions}
+    store, max_bytes, sessions = SharedMemory(), 1_000_000, 500
+    limits = {"store": store, "max_owner_bytes": max_bytes, "max_sessions": sessions}
     with contextlib.ExitStack() as opened:
         workers = [opened.enter_context(Bench(**limits)) for _ in range(4)]
         session_id = workers[0].create("ledger")
         for each in workers:
-            each.create("ledger")  # each has counted, and found almost nothing
-        # One after the other uses up the rest.
+            each.create("ledger")  # each worker has counted the stored bytes, and found almost none
+        # The workers use up the remaining bytes one after the other.
         for each in workers:
             with contextlib.suppress(RpcError):
                 while True:
@@ -347,21 +347,21 @@ def test_an_owners_limits_hold_for_all_workers_together(monkeypatch):
         for each in workers:
             while each.call(session_id, "unknown", text="x" * 6000)["error"].startswith("ToolNotFoundError"):
                 pass
-        assert most < store.stored_bytes("") + 7000
-        assert store.stored_bytes("") <= most * 1.1
+        assert max_bytes < store.stored_bytes("") + 7000
+        assert store.stored_bytes("") <= max_bytes * 1.1
 
 
-def test_the_bytes_of_kept_versions_hold_all_the_time(any_store):
+def test_the_bytes_of_retained_versions_are_limited_at_any_time(any_store):
     with Bench(store=any_store, max_session_bytes=640_000, keep_versions=1000) as server:
         environment = {"ledger": {"ledger": {"anything": "x" * 5000}}}
         session = server.create("ledger", environment=environment)
         for number in range(40):
             server.result(session, "add", amount=1)
-            kept = [version for version in range(1, number + 2) if _is_kept(server.store, session, version)]
-            blobs = {blob for version in kept for blob in server.store.parts_at(session, version).values()}
+            kept_versions = [version for version in range(1, number + 2) if _is_kept(server.store, session, version)]
+            blobs = {blob for version in kept_versions for blob in server.store.parts_at(session, version).values()}
             size = sum(map(len, server.store.blobs([*blobs]).values()))
-            assert size <= 20_000 + 20_000 + 2 * 6000  # as much again until the next check, and the newest
-        assert 3 <= len(kept) < 10
+            assert size <= 20_000 + 20_000 + 2 * 6000  # twice the limit between two checks, and the newest
+        assert 3 <= len(kept_versions) < 10
 
 
 def _is_kept(store, session, version):
@@ -371,7 +371,7 @@ def _is_kept(store, session, version):
         return False
 
 
-def test_the_size_of_an_environment():
+def test_the_size_of_an_environment_is_limited():
     with Bench(max_environment_bytes=2**16) as server:
         session = server.create("ledger")
         envelope = server.call(session, "add_then", how="grow")
@@ -384,7 +384,7 @@ def test_the_size_of_an_environment():
         refused(-32007, server.create, "ledger", environment={"ledger": {"ledger": {"anything": "x" * 70_000}}})
 
 
-def test_the_size_of_a_result():
+def test_the_size_of_a_result_is_limited():
     with Bench(max_result_bytes=2**16) as server:
         session = server.create("ledger")
         envelope = server.call(session, "add_and_return", what="much")
@@ -409,13 +409,13 @@ def test_the_session_cache_has_a_memory_limit():
     assert sizes[0] >= 1000
     assert sizes[1] == sizes[0] + 1000
     assert sizes[2] > sizes[1] + 1000  # objects take more memory than their bytes
-    one, large = state("a"), state("large", b"x" * 3 * sizes[0])
+    small, large = state("a"), state("large", b"x" * 3 * sizes[0])
     cache = BoundedCache(3 * sizes[0], SessionState.size)
     for name in "abc":
         cache.put(name, state(name))
     assert (len(cache), cache.size) == (3, 3 * sizes[0])
-    cache.put("a", one)  # it replaces the entry before, and becomes the most recently used
-    assert cache.get("a") is one
+    cache.put("a", small)  # a new entry replaces the old entry of its session, and is the most recently used one
+    assert cache.get("a") is small
     assert (len(cache), cache.size) == (3, 3 * sizes[0])
     cache.put("d", state("d"))
     assert [name for name in "abcd" if cache.get(name)] == ["a", "c", "d"]
@@ -424,15 +424,15 @@ def test_the_session_cache_has_a_memory_limit():
     assert (len(cache), cache.size) == (2, 2 * sizes[0])
     cache.put("e", state("e"))
     assert [name for name in "abcde" if cache.get(name)] == ["a", "d", "e"]
-    cache.put("large", large)  # it would leave room for no other entry
+    cache.put("large", large)  # this entry would leave no room for other entries
     assert [name for name in ["a", "d", "e", "large"] if cache.get(name)] == ["a", "d", "e"]
     cache.put("d", large)
     assert [name for name in "ade" if cache.get(name)] == ["a", "e"]
     assert (len(cache), cache.size) == (2, 2 * sizes[0])
     cache.put_all({"large": large, "larger": large})
     assert [name for name in ["a", "e", "large", "larger"] if cache.get(name)] == ["large", "larger"]
-    cache.put("a", one)
-    assert cache.get("a") is one
+    cache.put("a", small)
+    assert cache.get("a") is small
     assert (len(cache), cache.size) == (1, sizes[0])
 
 
@@ -460,8 +460,8 @@ class Shops:
         codec = Codec(Catalog({"shop": Toolpack("shop", build, [ledger.add])}), serving.KEY, 2**20, serving.NO_VOLUMES)
         build_one = partial(build_initial, ExecutionContext(codec, 2**20))
         built = InitialEnvironments(build_one, 0).get("shop", {"name": "a"})
-        one = sum(ENTRY_BYTES + len(blob) for _, blob in built.values())
-        self.initial = InitialEnvironments(build_one, fitting * one)
+        size = sum(ENTRY_BYTES + len(blob) for _, blob in built.values())
+        self.initial = InitialEnvironments(build_one, fitting * size)
         self.built.clear()
 
     def get(self, names):
@@ -532,22 +532,22 @@ def test_a_body_of_exactly_the_limit_fits():
     with Bench(max_environment_bytes=2**16) as server:
         error = server.call(server.create("ledger"), "add_then", how="grow")["error"]
         size = int(re.search(r"grown to (\d+) bytes", error)[1])
-    for less, kept in ((0, True), (1, False)):
+    for less, is_kept in ((0, True), (1, False)):
         with Bench(max_environment_bytes=size - less) as server:
-            assert (server.call(server.create("ledger"), "add_then", how="grow")["error"] is None) is kept
+            assert (server.call(server.create("ledger"), "add_then", how="grow")["error"] is None) is is_kept
     with Bench(max_json_values=1000) as server:
         session = server.create("ledger")
         # Beside these values, the answer has six more commas and brackets.
         fitting = next(n for n in range(1000, 900, -1) if not answers_7(server, session, n))
         assert server.call(session, "echo", value=[0] * fitting)["error"] is None
-        counted = json.dumps(
+        empty_answer = json.dumps(
             request("run_function", session_id=session, function="echo", kwargs={"value": [0] * fitting})
         )
-        assert sum(map(counted.count, ",[{")) == 1000
+        assert sum(map(empty_answer.count, ",[{")) == 1000
 
 
 def answers_7(server, session, count):
-    """Return whether this number of values is too large."""
+    """Return whether a result with this number of values is refused as too large."""
     try:
         server.call(session, "echo", value=[0] * count)
     except RpcError as error:
@@ -595,7 +595,7 @@ def test_a_connection_that_is_idle_is_closed_after_a_while(http):
 
 
 @pytest.mark.parametrize(
-    ("what", "pieces"),
+    ("part", "pieces"),
     [
         ("headers", []),
         ("headers", [b"POST /rpc HT"]),
@@ -604,30 +604,30 @@ def test_a_connection_that_is_idle_is_closed_after_a_while(http):
         ("body", [HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"]),
     ],
 )
-def test_an_incomplete_request_times_out(endpoint, what, pieces):
-    began = time.monotonic()
-    with endpoint.hurried(**HURRY[what]), endpoint.connect(*pieces) as connection:
-        assert f"The request's {what} did not come within 0.4 s" in check_refusal(answer(connection), 408)
+def test_an_incomplete_request_times_out(endpoint, part, pieces):
+    start = time.monotonic()
+    with endpoint.hurried(**HURRY[part]), endpoint.connect(*pieces) as connection:
+        assert f"The request's {part} did not come within 0.4 s" in check_refusal(answer(connection), 408)
         assert is_ended(connection)
-    assert time.monotonic() - began > WAIT_SECONDS * 0.9
+    assert time.monotonic() - start > WAIT_SECONDS * 0.9
 
 
-@pytest.mark.parametrize(("what", "second"), [("headers", b"POST"), ("body", HEAD + b"Content-Length: 50\r\n\r\n{")])
-def test_a_second_request_has_the_same_time(endpoint, what, second):
+@pytest.mark.parametrize(("part", "second"), [("headers", b"POST"), ("body", HEAD + b"Content-Length: 50\r\n\r\n{")])
+def test_a_second_request_has_the_same_time(endpoint, part, second):
     first = HEAD + b"Content-Length: %d\r\n\r\n" % len(PING) + PING
     with endpoint.connect(first) as connection:
         assert answer(connection)[0] == 200
-        with endpoint.hurried(**HURRY[what]):
+        with endpoint.hurried(**HURRY[part]):
             connection.sendall(second)
             check_refusal(answer(connection), 408)
 
     def in_a_row():
-        """Send the second request before the first is answered. Repeat if this process was too slow to send in time."""
+        """Send the second request before the first is answered. Try again if this process was too slow."""
         with endpoint.connect(first + second) as connection:
             text = b"".join(iter(lambda: connection.recv(65536), b""))
         return text if text.startswith(b"HTTP/1.1 200") else None
 
-    with endpoint.hurried(**HURRY[what]):
+    with endpoint.hurried(**HURRY[part]):
         assert b"HTTP/1.1 408" in wait_until(in_a_row, "the first answer")
 
 
@@ -648,14 +648,14 @@ def test_a_client_that_trickles_gets_no_more_time(endpoint):
 
 
 @pytest.mark.parametrize("pieces", [b"X: 1\r\n" * 20_000, b"X: " + b"a" * 100_000])
-def test_headers_without_end(endpoint, pieces):
+def test_endless_headers_are_refused(endpoint, pieces):
     with endpoint.connect(HEAD) as connection:
         with contextlib.suppress(ConnectionError):
             connection.sendall(pieces)
         assert answer(connection)[0] in {400, 431}
 
 
-def test_trailers_without_end(endpoint):
+def test_endless_trailers_are_refused(endpoint):
     with endpoint.connect(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n \r\n0\r\n") as connection:
         with contextlib.suppress(ConnectionError):
             for _ in range(30):
@@ -677,7 +677,7 @@ def test_the_limit_of_open_files_is_logged_once(tmp_path, monkeypatch):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE))
             wait_until(lambda: "Too many" in (tmp_path / "server.log").read_text(), "a line in the log")
             connection = socket.create_connection(("127.0.0.1", port), timeout=serving.PATIENCE)
-        with connection:  # asyncio retries, so it is accepted after the others were closed
+        with connection:  # asyncio retries, so the connection is accepted after others were closed
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
         at_start, line = (tmp_path / "server.log").read_text().splitlines()
@@ -698,22 +698,22 @@ WHOLE = b"Content-Length: %d\r\n\r\n" % len(PING) + PING
 IN_CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (PING[:5], len(PING) - 5, PING[5:])
 
 
-@pytest.mark.parametrize("sent", ["together", "after the answer", "byte by byte"])
+@pytest.mark.parametrize("echoed", ["together", "after the answer", "byte by byte"])
 @pytest.mark.parametrize("body", [WHOLE, IN_CHUNKS], ids=["whole", "in chunks"])
 @pytest.mark.parametrize("protocol_name", [b"h2c", b"websocket", b"TLS/1.0, h2c"])
-def test_a_request_to_upgrade_is_answered_as_without_it(endpoint, protocol_name, body, sent):
+def test_a_request_to_upgrade_is_answered_as_without_it(endpoint, protocol_name, body, echoed):
     with endpoint.connect(HEAD + WHOLE) as connection:
         expected = answer(connection)
     first = HEAD + UPGRADE % protocol_name + body
     with endpoint.connect() as connection:
-        for piece in map(bytes, zip(first)) if sent == "byte by byte" else [first]:
+        for piece in map(bytes, zip(first)) if echoed == "byte by byte" else [first]:
             connection.sendall(piece)
-        if sent == "together":
+        if echoed == "together":
             connection.sendall(HEAD + WHOLE)
-        head, *replies = read(connection, more=True)
+        head, *replies = read(connection, more_follows=True)
         assert tuple(replies) == expected
         assert b"connection: close" not in head
-        if sent != "together":
+        if echoed != "together":
             connection.sendall(HEAD + WHOLE)
         assert answer(connection) == expected
 
@@ -722,8 +722,8 @@ def test_a_get_that_asks_for_an_upgrade_is_answered(endpoint):
     for protocol_name in (b"h2c", b"websocket"):
         with endpoint.connect(
             b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n" + UPGRADE % protocol_name + b"\r\n"
-        ) as one:
-            assert one.recv(100).startswith(b"HTTP/1.1 200")
+        ) as client:
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("half_closed", [True, False])
@@ -734,7 +734,7 @@ def test_requests_that_come_together_are_answered_in_order(endpoint, half_closed
         if half_closed:
             connection.shutdown(socket.SHUT_WR)
         for number in range(300):
-            assert read(connection, more=True)[2]["id"] == number
+            assert read(connection, more_follows=True)[2]["id"] == number
         if half_closed:
             assert is_ended(connection)
 
@@ -773,7 +773,7 @@ def test_a_client_that_reads_nothing_is_cut_off(http):
     with served(http) as endpoint:
         session = endpoint.rpc("create_session", toolpacks=["ledger"])["session_id"]
         endpoint.rpc("run_function", session_id=session, function="add_then", kwargs={"how": "grow"})
-        # one answer that is larger than the system's buffers for a client
+        # an answer that is larger than the system's buffers for a client
         body = json.dumps([request("get_environment", number, session_id=session) for number in range(5)]).encode()
         before = endpoint.open()
         with endpoint.hurried(**HURRY["body"]), endpoint.connect() as connection:
@@ -783,16 +783,16 @@ def test_a_client_that_reads_nothing_is_cut_off(http):
             wait_until(lambda: ours not in endpoint.open(), "its end")
 
 
-@pytest.mark.parametrize("way", ["close", "reset"])
-def test_a_client_that_leaves_loses_only_the_answer(endpoint, way):
+@pytest.mark.parametrize("ending", ["close", "reset"])
+def test_a_client_that_leaves_loses_only_the_answer(endpoint, ending):
     session = endpoint.rpc("create_session", toolpacks=["ledger"])["session_id"]
-    gate = ledger.gates[way] = threading.Event()
-    call = {"session_id": session, "function": "add_and_hold", "kwargs": {"name": way}, "call_id": "lost"}
+    gate = ledger.gates[ending] = threading.Event()
+    call = {"session_id": session, "function": "add_and_hold", "kwargs": {"name": ending}, "call_id": "lost"}
     body = json.dumps(request("run_function", **call)).encode()
     before = ledger.runs.count("add_and_hold")
     connection = endpoint.connect(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     wait_until(lambda: ledger.runs.count("add_and_hold") > before, "the call")
-    if way == "reset":
+    if ending == "reset":
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     connection.close()
     gate.set()

@@ -74,9 +74,9 @@ def test_a_declared_method_is_in_openrpc_and_the_client():
     assert "submit_answer, say, listen and touch_session, without session_id; get_task answers" in text
     assert "; get_task answers there with the prompt" in text
     code = client_code(methods)
-    sent = '@requests("touch_session", repeatable=False)\n    def touch_session('
-    assert f'{sent}self, session_id: str, why: str = "x") -> bool:\n        """Renew a session.' in code
-    assert f'{sent}self, why: str = "x") -> bool:\n        """Renew the session.' in code
+    method_source = '@requests("touch_session", repeatable=False)\n    def touch_session('
+    assert f'{method_source}self, session_id: str, why: str = "x") -> bool:\n        """Renew a session.' in code
+    assert f'{method_source}self, why: str = "x") -> bool:\n        """Renew the session.' in code
 
 
 def test_access_to_all_owners_sessions_is_read_only(make_bench):

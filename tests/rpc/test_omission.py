@@ -28,7 +28,7 @@ class Other(TypedDict):
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "left"),
+    ("kind", "result", "expected"),
     [
         (Outer, {"needed": None, "inner": None, "listed": None}, {"needed": None}),
         (Outer, {"needed": 1, "inner": {"one": None}}, {"needed": 1, "inner": {}}),
@@ -40,8 +40,8 @@ class Other(TypedDict):
         (Inner, b"JSON text", b"JSON text"),
     ],
 )
-def test_optional_members_that_are_none_are_omitted(kind, given, left):
-    assert omission(kind)(given) == left
+def test_optional_members_that_are_none_are_omitted(kind, result, expected):
+    assert omission(kind)(result) == expected
 
 
 def test_a_type_without_optional_members_costs_nothing():
@@ -72,4 +72,4 @@ def test_no_result_uses_null_for_unset():
 
     for method in [*CLIENTS_METHODS, *AGENTS_METHODS]:
         look(TypeAdapter(method.declared.result).json_schema(mode="serialization"))
-    assert null_members - {"variant"} <= VALUES  # of perturbations: clients may send null, too
+    assert null_members - {"variant"} <= VALUES  # members of perturbations, which clients may send as null, too

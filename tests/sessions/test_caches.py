@@ -28,9 +28,9 @@ class SmallEnvironment(TaskEnvironment):
 
 
 def make_small(given: list[int] = ()) -> SmallEnvironment:
-    """Make an environment that keeps nothing of its options.
+    """Make an environment that doesn't contain its options.
 
-    :param given: Anything.
+    :param given: Any numbers.
     """
     del given
     return SmallEnvironment()
@@ -54,12 +54,12 @@ def store(request, store_url):
         yield new_store
 
 
-@pytest.mark.parametrize("given", ["options", "environment"])
-def test_the_session_cache_counts_creation_parameters(store, given, make_bench):
+@pytest.mark.parametrize("params", ["options", "environment"])
+def test_the_session_cache_counts_creation_parameters(store, params, make_bench):
     bench = make_bench(SMALL, store, cache_bytes=MEGABYTE)
-    value = {"given": [1] * 50_000} if given == "options" else {"numbers": {"numbers": [1] * 50_000}}
+    value = {"given": [1] * 50_000} if params == "options" else {"numbers": {"numbers": [1] * 50_000}}
     for _ in range(20):
-        bench.result(bench.create("small", **{given: {"small": value}}), "look")
+        bench.result(bench.create("small", **{params: {"small": value}}), "look")
     cache = bench.sessions.queues.cache
     assert 1 <= len(cache) <= 10
     assert cache.size <= MEGABYTE
@@ -85,10 +85,10 @@ def test_the_cache_of_toolpack_orders_is_bounded(monkeypatch, make_bench):
         listing = bench.rpc("list_functions", session_id=session_id)["result"]
         listings[order] = [function["toolpack"] for function in listing]
         assert [*dict.fromkeys(listings[order])] == [*order]
-    kept = bench.service.listings._cache
-    held = sum(len(listed) for listed, _ in kept._entries.values())
-    assert held == kept.size <= 2**17
-    assert 0 < len(kept) < len(listings)
+    cache = bench.service.listings._cache
+    cached_bytes = sum(len(entry) for entry, _ in cache._entries.values())
+    assert cached_bytes == cache.size <= 2**17
+    assert 0 < len(cache) < len(listings)
     assert bench.sessions._context.runtime.cache_info().maxsize == 256
 
 
@@ -105,8 +105,8 @@ def test_cached_json_needs_as_much_memory_as_its_length():
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        kept = [dumps({"number": number}) for number in range(1000)]
-        taken = tracemalloc.get_traced_memory()[0] - before
+        texts = [dumps({"number": number}) for number in range(1000)]
+        allocated = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert taken < 10 * sum(map(len, kept))
+    assert allocated < 10 * sum(map(len, texts))

@@ -1,4 +1,4 @@
-"""A session lives for its TTL after its last call. A long call or a clock that jumps doesn't shorten it."""
+"""A session lives for its TTL after its last call. A long call or a jump of the clock doesn't shorten its life."""
 
 import threading
 from datetime import datetime, timedelta
@@ -23,9 +23,9 @@ def test_a_session_expires_its_ttl_after_it_was_created(stored_bench):
         for session in (created, fork, heir):
             lives = datetime.fromisoformat(session["expires_at"]) - datetime.fromisoformat(session["created_at"])
             assert abs(lives - timedelta(seconds=ttl)) <= timedelta(milliseconds=1)
-        whole = stored_bench.rpc("create_session", toolpacks=["ledger"], ttl_seconds=60)
-        assert whole["created_at"][-8:] == whole["expires_at"][-8:]
-        assert whole in stored_bench.rpc("list_sessions", limit=1000)
+        whole_session = stored_bench.rpc("create_session", toolpacks=["ledger"], ttl_seconds=60)
+        assert whole_session["created_at"][-8:] == whole_session["expires_at"][-8:]
+        assert whole_session in stored_bench.rpc("list_sessions", limit=1000)
 
 
 def test_a_call_that_runs_longer_than_the_ttl_keeps_its_session(stored_bench, pass_time):
@@ -54,7 +54,7 @@ def test_no_other_worker_ends_a_session_while_its_call_runs(kind, store_url):
         session_id = first.create(ttl_seconds=5)
         for bench in (first, second):
             assert bench.result(session_id, "total") == 0
-        # The call isn't recorded, so this worker only assumes to know when the session expires.
+        # The call isn't recorded, so this worker relies on the expiry time in its cache.
         serving.refused(-32005, first.call, session_id, "add", {"expected_version": 7}, amount=1)
         assert second.result(session_id, "total") == 0
         gate = ledger.gates["held"] = threading.Event()
@@ -150,7 +150,7 @@ def test_clocks_of_servers_that_share_a_store_may_differ(store_url, clock, kind)
     url = store_url(kind)
     with serving.Bench(store=url) as first:
         real = first.store.count_time().now
-        clock.jump(-7200)  # the clock of the second server, and then of both
+        clock.jump(-7200)  # first the second server's clock changes, then both
         with serving.Bench(store=url) as second:
             session_id = second.create(ttl_seconds=100)
             for bench in (first, second, first):
@@ -172,7 +172,7 @@ def test_a_clock_that_jumps_ends_no_session(stored_bench, clock, pass_time, jump
     pass_time(stored_bench, 60)
     assert stored_bench.result(used, "add", amount=1) == 2
     assert len(stored_bench.rpc("list_sessions")) == 2
-    # The time that has really passed counts: sessions end neither early nor a month late.
+    # Only time that has really passed counts: sessions end neither early nor a month late.
     pass_time(stored_bench, 150)
     assert stored_bench.rpc("list_sessions") == []
     with pytest.raises(RpcError, match="-32001"):

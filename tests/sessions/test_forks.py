@@ -1,4 +1,7 @@
-"""Forks refer to their history: exact after any fork, reset, close or expiry, and without extra cost."""
+"""Forks refer to the records and blobs of their ancestors.
+
+Their history stays exact after any fork, reset, close or expiry, and its length doesn't change the cost of a fork.
+"""
 
 import contextlib
 import sqlite3
@@ -19,13 +22,13 @@ from toolpack_server.wiring.service import all_record_kinds
 KINDS = all_record_kinds(load_features())
 
 
-def path(bench, session_id, **more):
-    records = bench.rpc("get_trace", session_id=session_id, path=True, **{"limit": 1000, **more})
+def path(bench, session_id, **params):
+    records = bench.rpc("get_trace", session_id=session_id, path=True, **{"limit": 1000, **params})
     return [(record["session_id"], record["index"]) for record in records]
 
 
-def fork(bench, session_id, **more):
-    return bench.rpc("fork_session", session_id=session_id, **more)[0]["session_id"]
+def fork(bench, session_id, **params):
+    return bench.rpc("fork_session", session_id=session_id, **params)[0]["session_id"]
 
 
 def add(bench, session_id, times=1):
@@ -62,10 +65,10 @@ class Model:
     def record(self, session_id, *, changes):
         version = self.versions[session_id]
         self.before[session_id].append(self.paths[session_id][version])
-        now = [*self.paths[session_id][version], (session_id, self.lengths[session_id])]
+        history = [*self.paths[session_id][version], (session_id, self.lengths[session_id])]
         self.lengths[session_id] += 1
         self.versions[session_id] += changes
-        self.paths[session_id][version + changes] = now
+        self.paths[session_id][version + changes] = history
 
     def reset(self, session_id, version):
         self.before[session_id].append(self.paths[session_id][self.versions[session_id]])
@@ -78,9 +81,7 @@ STEPS = [*["add"] * 4, "total", "message", "reset", *["fork"] * 3, "fork before"
 
 
 def play(draw, benches, steps):
-    """Run random operations on a family of sessions, on any of several workers, and compare all histories with the
-    model.
-    """
+    """Run random operations on sessions and forks, on any of several workers. Compare all histories with a model."""
     alive = [benches[0].create()]
     try:
         play_with(draw, benches, steps, alive)
@@ -91,7 +92,7 @@ def play(draw, benches, steps):
 
 
 def play_with(draw, benches, steps, alive):
-    caller, model, gone = benches[0], Model(), []
+    caller, model, closed_ids = benches[0], Model(), []
     model.begin(alive[0], [])
     for _ in range(steps):
         if not alive:
@@ -122,15 +123,15 @@ def play_with(draw, benches, steps, alive):
             case "close" | "expire" as end:
                 (close if end == "close" else expire)(any_of_them, session_id)
                 alive.remove(session_id)
-                gone.append(session_id)
-    compare(draw, benches, model, alive, gone)
+                closed_ids.append(session_id)
+    compare(draw, benches, model, alive, closed_ids)
 
 
-def compare(draw, benches, model, alive, gone):
+def compare(draw, benches, model, alive, closed_ids):
     for bench in benches:
         assert sorted(each["session_id"] for each in bench.rpc("list_sessions", limit=100)) == sorted(alive)
         assert bench.store.count("") == len(alive)
-    for session_id in gone:
+    for session_id in closed_ids:
         refused(-32001, path, draw(st.sampled_from(benches)), session_id)
     for session_id in alive:
         expected = model.paths[session_id][model.versions[session_id]]
@@ -166,7 +167,7 @@ def test_any_worker_and_any_store_keep_a_forks_history(workers, data):
 
 
 @given(st.lists(st.sampled_from(["call", "call", "call", "answer", "reset"]), max_size=80), st.data())
-def test_a_history_knows_every_branch_as_it_was_at_any_time(kinds, data):
+def test_a_history_has_every_branch_as_of_any_record(kinds, data):
     history, version, last = RecordTree(KINDS), 0, data.draw(st.integers(0, len(kinds))) - 1
     paths: dict[int, list[int]] = {0: []}
     forked = dict(paths)
@@ -183,11 +184,11 @@ def test_a_history_knows_every_branch_as_it_was_at_any_time(kinds, data):
         assert [index for indices in history.path(version) for index in indices] == expected
         assert [*history.path(version)] == [*history.path(version)]
     for version, expected in forked.items():
-        kept = [index for index in expected if kinds[index] != "answer"]
-        assert [index for indices in history.inherited(version, last) for index in indices] == kept
+        kept_indices = [index for index in expected if kinds[index] != "answer"]
+        assert [index for indices in history.inherited(version, last) for index in indices] == kept_indices
 
 
-def test_the_kind_of_a_record_is_not_taken_from_elsewhere_in_it():
+def test_the_kind_of_a_record_comes_only_from_its_own_member():
     history = RecordTree(KINDS)
     lookalike = b'{"index":0,"kind":"call","function":"f","kwargs":{"kind":"reset"}}'
     reordered = b'{"kind":"reset","index":1,"to_version":0,"version":2}'
@@ -200,28 +201,28 @@ def test_the_kind_of_a_record_is_not_taken_from_elsewhere_in_it():
 
 
 class Counted:
-    """Counts a store's reads, and the bytes of each."""
+    """Counter of a store's reads, and of the bytes of each read."""
 
     def __init__(self, bench):
         self.records = self.reads = 0
         for method in ("records", "records_at"):
             setattr(bench.store, method, self._counted(getattr(bench.store, method)))
 
-    def _counted(self, read):
-        def counted(*arguments, **more):
-            result = read(*arguments, **more)
+    def _counted(self, real_read):
+        def count_read(*arguments, **options):
+            result = real_read(*arguments, **options)
             self.reads += 1
             self.records += sum(len(some) if isinstance(some, list) else 1 for some in result)
             return result
 
-        return counted
+        return count_read
 
 
 def test_a_fork_costs_the_same_after_10_and_500_records(stored_bench):
     bench = stored_bench
     session_id, sizes = bench.create(), []
-    for more in (10, 490):
-        add(bench, session_id, more)
+    for record_count in (10, 490):
+        add(bench, session_id, record_count)
         before = bench.store.stored_bytes("")
         count = Counted(bench)
         fork(bench, session_id)
@@ -242,7 +243,7 @@ def test_a_history_page_is_one_read_over_many_sessions(stored_bench):
     assert path(bench, session_id) == expected
     count = Counted(bench)
     assert path(bench, session_id, after=10, limit=20) == expected[11:31]
-    assert count.reads == 2  # one for the page, one to check for new records of the session itself
+    assert count.reads == 2  # one read for the page, and one to check for new records of the session itself
     assert count.records <= 20 + 2
 
 
@@ -363,17 +364,17 @@ def test_a_history_changed_in_the_store_is_refused(tmp_path, tamper, read_before
     with contextlib.closing(sqlite3.connect(tmp_path / "sessions.db")) as store, store:
         changed = store.execute(tamper, {"fork": last, "child": child, "root": root, "other": other}).rowcount
     assert changed
-    if read_before and "UPDATE kept SET parent" in tamper:  # this one isn't read again
+    if read_before and "UPDATE kept SET parent" in tamper:  # this record isn't read again
         assert path(bench, last) == [*((root, index) for index in range(4)), (child, 0)]
     else:
         refused(-32012, path, bench, last)
     bench.close()
 
 
-@pytest.mark.parametrize("lost", [1, 4])
+@pytest.mark.parametrize("lost_index", [1, 4])
 @pytest.mark.parametrize("forged", [False, True])
 @pytest.mark.parametrize("read_before", [False, True])
-def test_lost_records_are_not_replaced_by_others(bench, lost, forged, read_before):
+def test_lost_records_are_not_replaced_by_others(bench, lost_index, forged, read_before):
     session_id = bench.create()
     add(bench, session_id, 9)
     child = fork(bench, session_id)
@@ -381,11 +382,11 @@ def test_lost_records_are_not_replaced_by_others(bench, lost, forged, read_befor
         assert len(path(bench, child)) == 9
     row = bench.store._rows[session_id]
     last = row.records[-1]
-    del row.records[-lost:]
-    row.version -= lost
+    del row.records[-lost_index:]
+    row.version -= lost_index
     bench.sessions.queues.forget([session_id])
     refused(-32012, path, bench, child)
-    for amount in range(lost):
+    for amount in range(lost_index):
         bench.result(session_id, "add", amount=amount)
     if forged:
         row.records[-1] = replace(row.records[-1], id=last.id)

@@ -1,4 +1,4 @@
-"""Clients get the same views and diffs of an environment in pieces as of one that is stored as a whole."""
+"""Clients get the same views and diffs of a lazy environment as of an environment that is stored as a whole."""
 
 import serving
 from serving import PACKS, refused
@@ -32,7 +32,7 @@ def archive(**settings):
 
 
 def history(bench):
-    """Create a session and two forks with many versions. Return the sessions with their newest versions."""
+    """Create a session and two forks with many versions. Return the id and the newest version of each session."""
     first = bench.create("archive")
     for number in range(12):
         bench.result(first, "rename", key=f"c{number}", title=f"New {number}")
@@ -48,28 +48,28 @@ def history(bench):
 
 @serving.in_both
 def test_views_and_diffs_of_pieces_equal_those_of_the_whole():
-    with archive(lazy_min_bytes=1) as pieces, archive() as whole:
-        histories = [history(bench) for bench in (pieces, whole)]
+    with archive(lazy_min_bytes=1) as pieces, archive() as reference:
+        histories = [history(bench) for bench in (pieces, reference)]
         for lazy, plain in zip(*histories, strict=True):
             assert any(":objects:" in part for part in pieces.store.get(lazy)[1].parts)
             for pointer in POINTERS:
-                shown = [
+                views = [
                     bench.rpc("get_environment", session_id=session_id, pointer=pointer)
-                    for bench, session_id in ((pieces, lazy), (whole, plain))
+                    for bench, session_id in ((pieces, lazy), (reference, plain))
                 ]
-                assert shown[0] == shown[1], pointer
+                assert views[0] == views[1], pointer
             for pointer in MISSING:
                 errors = [
                     refused(-32602, bench.rpc, "get_environment", session_id=session_id, pointer=pointer).message
-                    for bench, session_id in ((pieces, lazy), (whole, plain))
+                    for bench, session_id in ((pieces, lazy), (reference, plain))
                 ]
                 assert errors[0] == errors[1], pointer
-        for one in range(3):
-            for other in range(3):
+        for from_version in range(3):
+            for to_version in range(3):
                 patches = [
-                    bench.rpc("diff_environment", session_id=ids[one], to_session_id=ids[other], **start)
+                    bench.rpc("diff_environment", session_id=ids[from_version], to_session_id=ids[to_version], **start)
                     for start in ({}, {"from_version": 0})
-                    for bench, ids in zip((pieces, whole), histories, strict=True)
+                    for bench, ids in zip((pieces, reference), histories, strict=True)
                 ]
                 assert patches[0] == patches[1]
                 assert patches[2] == patches[3]

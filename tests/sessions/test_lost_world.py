@@ -1,4 +1,4 @@
-"""A store that loses its newest data, as after a failover: no commit builds on lost state."""
+"""A store that has lost its newest data, as after a failover: no commit builds on the lost state."""
 
 import contextlib
 import os
@@ -58,7 +58,7 @@ class Redis:
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def kept(request, tmp_path):
+def rewindable(request, tmp_path):
     new_store = Redis(request.getfixturevalue("redis_url")) if request.param == "redis" else Sqlite(tmp_path)
     with contextlib.closing(new_store):
         yield new_store
@@ -81,19 +81,19 @@ def trace_of(bench, session_id):
     return [record["result"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
 
 
-def test_no_worker_commits_on_a_world_that_is_gone(kept):
-    with workers(kept.url) as (a, b):
+def test_no_worker_commits_on_a_world_that_is_gone(rewindable):
+    with workers(rewindable.url) as (a, b):
         session_id = a.create()
         assert a.result(session_id, "add", amount=1) == 1
         wait_until(lambda: b.result(session_id, "total") == 1, "the lease")
-        kept.save()
+        rewindable.save()
         gate = ledger.gates["lost"] = threading.Event()
         before = ledger.runs.count("add_and_hold")
-        lost = a.later_call(session_id, "add", amount=10)
+        lost_call = a.later_call(session_id, "add", amount=10)
         running = a.later_call(session_id, "add_and_hold", name="lost")
-        assert lost.result(serving.PATIENCE)["result"] == 11
+        assert lost_call.result(serving.PATIENCE)["result"] == 11
         wait_until(lambda: ledger.runs.count("add_and_hold") > before, "the call that knows the lost state")
-        kept.set_back()
+        rewindable.set_back()
         assert b.result(session_id, "add", amount=100) == 101
         gate.set()
         with pytest.raises(RpcError, match="-32006"):
@@ -103,32 +103,32 @@ def test_no_worker_commits_on_a_world_that_is_gone(kept):
         assert trace_of(a, session_id) == [1, 1, 101, 101, 1101]
 
 
-def test_a_lease_whose_release_was_lost_is_given_back(kept):
-    with workers(kept.url) as (a, b):
+def test_a_lease_whose_release_was_lost_is_given_back(rewindable):
+    with workers(rewindable.url) as (a, b):
         session_id = a.create()
         gate = ledger.gates["lease"] = threading.Event()
         before = len(ledger.runs)
         running = a.later_call(session_id, "add_and_hold", name="lease")
         wait_until(lambda: len(ledger.runs) > before, "the call, which holds the lease")
-        kept.save()
+        rewindable.save()
         gate.set()
         assert running.result(serving.PATIENCE)["error"] is None
-        kept.set_back()
+        rewindable.set_back()
         assert b.result(session_id, "add", amount=1) == 1
 
 
 def before_reading(bench, session_id, monkeypatch, happens):
-    """Let something happen after a worker has read a session's head and before it reads the newest snapshot."""
+    """Call `happens` after a worker has read a session's head, and before it reads the newest snapshot."""
     blobs = bench.store.blobs
     newest = {*bench.store.get(session_id)[1].parts.values()} - {*bench.store.parts_at(session_id, 0).values()}
 
-    def read(ids):
+    def read_late(ids):
         if newest & {*ids}:
             monkeypatch.setattr(bench.store, "blobs", blobs)
             happens()
         return blobs(ids)
 
-    monkeypatch.setattr(bench.store, "blobs", read)
+    monkeypatch.setattr(bench.store, "blobs", read_late)
 
 
 READS = {
@@ -140,8 +140,8 @@ READS = {
 
 
 @pytest.mark.parametrize("method", READS)
-def test_requests_on_a_session_closed_elsewhere_say_so(kept, monkeypatch, method):
-    with workers(kept.url) as (a, b):
+def test_requests_on_a_session_closed_elsewhere_say_so(rewindable, monkeypatch, method):
+    with workers(rewindable.url) as (a, b):
         session_id = b.create()
         b.result(session_id, "add", amount=1)
         wait_until(lambda: b.sessions.queues.is_idle() and not b.sessions.queues.leases._unreleased, "the release")
@@ -155,14 +155,14 @@ def test_requests_on_a_session_closed_elsewhere_say_so(kept, monkeypatch, method
 
 
 @pytest.mark.parametrize("method", READS)
-def test_a_request_that_reads_older_data_can_be_retried(kept, monkeypatch, method):
-    with workers(kept.url) as (a, b):
+def test_a_request_that_reads_older_data_can_be_retried(rewindable, monkeypatch, method):
+    with workers(rewindable.url) as (a, b):
         session_id = b.create()
         b.result(session_id, "add", amount=1)
-        kept.save()
+        rewindable.save()
         b.result(session_id, "add", amount=10)
         wait_until(lambda: b.sessions.queues.is_idle() and not b.sessions.queues.leases._unreleased, "the release")
-        before_reading(a, session_id, monkeypatch, kept.set_back)
+        before_reading(a, session_id, monkeypatch, rewindable.set_back)
         error = refused(-32006, a.rpc, method, session_id=session_id, **READS[method])
         assert error.message.endswith(("Send it again.", "Send the request again."))
         a.rpc(method, session_id=session_id, **READS[method])
@@ -182,14 +182,14 @@ def test_a_file_that_was_cut_short_acknowledges_nothing(tmp_path, share, exclusi
 
     try:
         session_id = bench.create()
-        bench.sessions.queues.cache.pop(session_id)  # so that the call reads it from the file
+        bench.sessions.queues.cache.pop(session_id)  # so that the call reads the session from the file
         assert problem() == ""
         os.truncate(path, int(path.stat().st_size * share))
         if first == "the look":
             assert "restore a backup" in problem()
         with pytest.raises(RpcError, match="restore a backup") as error:
             bench.call(session_id, "add", amount=1)
-        assert error.value.code in {-32006, -32012}  # the latter if a missing page is read
+        assert error.value.code in {-32006, -32012}  # the second error if a missing page is read
         assert "restore a backup" in problem()
     finally:
         bench.close()

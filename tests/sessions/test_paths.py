@@ -1,4 +1,4 @@
-"""The history of a session: the records that led to its version, through resets and forks."""
+"""Paths: the records that led to a session's version, through resets and forks."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,12 +8,12 @@ from serving import Bench, refused
 from toolpack_server.sessions import paths
 
 
-def path(bench, session_id, **more):
-    return bench.rpc("get_trace", session_id=session_id, path=True, **more)
+def path(bench, session_id, **params):
+    return bench.rpc("get_trace", session_id=session_id, path=True, **params)
 
 
-def amounts(bench, session_id, **more):
-    return [record["kwargs"].get("amount") for record in path(bench, session_id, **more)]
+def amounts(bench, session_id, **params):
+    return [record["kwargs"].get("amount") for record in path(bench, session_id, **params)]
 
 
 def test_without_resets_and_forks_the_path_is_the_trace(stored_bench):
@@ -26,7 +26,7 @@ def test_without_resets_and_forks_the_path_is_the_trace(stored_bench):
     trace = bench.rpc("get_trace", session_id=session_id)
     expected = [record | {"path_index": n, "session_id": session_id} for n, record in enumerate(trace)]
     assert path(bench, session_id) == expected
-    bench.call(session_id, "add", amount=2)  # newer records are read, too
+    bench.call(session_id, "add", amount=2)  # the path has newer records, too
     assert [record["index"] for record in path(bench, session_id)] == [0, 1, 2, 3]
 
 
@@ -123,7 +123,7 @@ def test_another_owners_path_is_refused(bench):
 @settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_replaying_a_history_gives_the_same_environment(data):
-    """Resets, forks, reads and failures in any order."""
+    """The history has resets, forks, reads and failures in any order."""
     bench = Bench()
     sessions = [bench.create()]
     for _ in range(data.draw(st.integers(1, 25))):
@@ -140,26 +140,26 @@ def test_replaying_a_history_gives_the_same_environment(data):
         else:
             bench.call(session_id, "add" if step == "fail" else "total")
     for session_id in sessions:
-        again = bench.create()
+        replayed_id = bench.create()
         for record in path(bench, session_id, limit=1000):
-            bench.call(again, record["function"], **record["kwargs"])
-        assert bench.rpc("diff_environment", session_id=session_id, to_session_id=again) == []
+            bench.call(replayed_id, record["function"], **record["kwargs"])
+        assert bench.rpc("diff_environment", session_id=session_id, to_session_id=replayed_id) == []
     bench.close()
 
 
-@pytest.mark.parametrize("lost", [1, 5])
-def test_a_store_that_has_lost_its_newest_records_is_read_again(bench, lost):
+@pytest.mark.parametrize("lost_count", [1, 5])
+def test_a_store_that_has_lost_its_newest_records_is_read_again(bench, lost_count):
     session_id = bench.create()
     for amount in range(5):
         bench.call(session_id, "add", amount=amount)
     assert amounts(bench, session_id) == [0, 1, 2, 3, 4]
     row = bench.store._rows[session_id]
-    del row.records[-lost:]
-    row.version -= lost
+    del row.records[-lost_count:]
+    row.version -= lost_count
     bench.sessions.queues.forget([session_id])
-    for amount in range(10, 10 + lost):
+    for amount in range(10, 10 + lost_count):
         bench.call(session_id, "add", amount=amount)
-    assert amounts(bench, session_id) == [*range(5 - lost), *range(10, 10 + lost)]
+    assert amounts(bench, session_id) == [*range(5 - lost_count), *range(10, 10 + lost_count)]
 
 
 def test_a_fork_inherits_up_to_its_parents_last_record(stored_bench):
@@ -174,7 +174,7 @@ def test_a_fork_inherits_up_to_its_parents_last_record(stored_bench):
     assert amounts(bench, later["session_id"]) == [1, None, "much"]
 
 
-def test_a_fork_before_a_record_has_what_was_then(stored_bench):
+def test_a_fork_before_a_record_has_the_world_of_that_time(stored_bench):
     bench = stored_bench
     root = bench.create()
     for function, kwargs in [("total", {}), ("add", {"amount": 1}), ("total", {}), ("add", {"amount": 2})]:
@@ -194,8 +194,8 @@ def test_a_fork_before_a_record_has_what_was_then(stored_bench):
     refused(-32602, bench.rpc, "fork_session", session_id=bench.create(), before=1)
 
 
-@pytest.mark.parametrize("again", [0, 1])
-def test_a_fork_of_lost_records_is_refused(bench, again):
+@pytest.mark.parametrize("is_repeated", [0, 1])
+def test_a_fork_of_lost_records_is_refused(bench, is_repeated):
     root = bench.create()
     for amount in (1, 2):
         bench.call(root, "add", amount=amount)
@@ -205,6 +205,6 @@ def test_a_fork_of_lost_records_is_refused(bench, again):
     del row.records[-1]
     row.version -= 1
     bench.sessions.queues.forget([root])
-    for _ in range(again):
+    for _ in range(is_repeated):
         bench.call(root, "add", amount=3)
     refused(-32012, path, bench, fork["session_id"])

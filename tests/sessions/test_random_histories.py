@@ -25,13 +25,13 @@ def inner(function, **args):
 
 
 class Sessions(RuleBasedStateMachine):
-    """A random history of sessions with a model: a list of the entries after each version."""
+    """A random history of sessions, and its model: a list of the ledger's entries after each version."""
 
     isolation = "thread"
     sessions = Bundle("sessions")
 
     def benches(self, turns):
-        """Return the target of all requests: here a single server."""
+        """Return the server for all requests. Subclasses return several workers that are used like one."""
         del turns
         return serving.Bench(cache_bytes=100_000)
 
@@ -136,7 +136,7 @@ class Sessions(RuleBasedStateMachine):
 
 
 class MovingSessions(Sessions):
-    """The same, with each request sent to any of two servers with two workers each."""
+    """A random history on two servers with two workers each. Each request goes to any of the workers."""
 
     def benches(self, turns):
         folder = tempfile.TemporaryDirectory()
@@ -160,12 +160,12 @@ TestRandomHistories.settings = settings(max_examples=25, stateful_step_count=25,
 if sys.platform == "linux":
 
     class SessionsInProcesses(Sessions):
-        """The same, with functions in separate processes."""
+        """A random history with functions in executors."""
 
         isolation = "process"
 
     class MovingSessionsInProcesses(MovingSessions):
-        """Both."""
+        """A random history on several workers, with functions in executors."""
 
         isolation = "process"
 

@@ -1,4 +1,4 @@
-"""Records have a size limit for any request, and a repeated call still gets the whole answer."""
+"""Records have a size limit, so long values in them are cut. A repeated call still gets the whole answer."""
 
 import json
 from typing import get_args
@@ -51,9 +51,9 @@ def test_a_cut_value_has_a_distinguishing_digest(bench):
     session_id = bench.create()
     for value in (BIG, BIG, BIG + "y"):
         bench.call(session_id, "nothing", value=value)
-    one, same, other = (record["kwargs"]["value"]["$cut"] for record in trace(bench, session_id))
-    assert one == same
-    assert one["digest"] != other["digest"]
+    first, same, other = (record["kwargs"]["value"]["$cut"] for record in trace(bench, session_id))
+    assert first == same
+    assert first["digest"] != other["digest"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_repeat_of_a_call_gets_the_whole_answer(bench, function, kwargs):
     assert len(json.dumps(trace(bench, session_id))) < 3 * LIMIT
 
 
-def test_a_result_no_retry_can_get_is_stored_cut(bench):
+def test_a_result_that_no_retry_can_get_is_stored_cut(bench):
     session_id = bench.create()
     result = bench.result(session_id, "repeat", text="x", times=10_000)
     assert len(result) == 10_000
@@ -111,13 +111,13 @@ def test_a_trace_page_has_a_size_and_continues_after_it(bench):
 
 def test_a_session_list_page_has_a_size_and_continues(bench):
     ids = {bench.create(labels={"name": "x" * 3000}) for _ in range(12)}
-    listed, pages = [], 0
-    while page := bench.rpc("list_sessions", after=listed[-1] if listed else ""):
+    session_ids, pages = [], 0
+    while page := bench.rpc("list_sessions", after=session_ids[-1] if session_ids else ""):
         assert len(json.dumps(page)) < 6 * LIMIT
-        listed += [session["session_id"] for session in page]
+        session_ids += [session["session_id"] for session in page]
         pages += 1
-    assert set(listed) == ids
-    assert len(listed) == 12
+    assert set(session_ids) == ids
+    assert len(session_ids) == 12
     assert pages > 2
 
 

@@ -1,4 +1,4 @@
-"""Repeated requests that create or reset sessions: with the same call_id, they get the first answer."""
+"""Repeated requests that create or reset sessions: requests with the same call_id get the first answer."""
 
 import pytest
 import serving
@@ -35,8 +35,8 @@ def test_ids_of_forks_made_together_differ_early(stored_bench):
         forks = stored_bench.rpc("fork_session", session_id=parent, count=20, call_id=call_id)
         ids = [fork["session_id"] for fork in forks]
         assert len({session_id[:8] for session_id in ids}) == 20
-        listed = stored_bench.rpc("list_sessions", order="-created", limit=20)
-        assert [session["session_id"] for session in listed] == ids[::-1]
+        summaries = stored_bench.rpc("list_sessions", order="-created", limit=20)
+        assert [session["session_id"] for session in summaries] == ids[::-1]
 
 
 def test_a_repeated_fork_works_after_one_was_closed(stored_bench):
@@ -46,9 +46,9 @@ def test_a_repeated_fork_works_after_one_was_closed(stored_bench):
     stored_bench.rpc("close_session", session_id=first[1]["session_id"])
     assert stored_bench.rpc("fork_session", **params) == [first[0], first[2]]
     stored_bench.rpc("close_session", session_id=first[0]["session_id"])
-    again = stored_bench.rpc("fork_session", **params)
-    assert [fork["session_id"] for fork in again] == [fork["session_id"] for fork in first]
-    assert again[2] == first[2]
+    repeated = stored_bench.rpc("fork_session", **params)
+    assert [fork["session_id"] for fork in repeated] == [fork["session_id"] for fork in first]
+    assert repeated[2] == first[2]
 
 
 def test_a_repeated_reset_gets_the_same_version(stored_bench):
@@ -57,17 +57,18 @@ def test_a_repeated_reset_gets_the_same_version(stored_bench):
     first = stored_bench.rpc("reset_session", session_id=session_id, call_id="r")
     assert first["version"] == 2
     stored_bench.result(session_id, "add", amount=5)
-    again = stored_bench.rpc("reset_session", session_id=session_id, call_id="r")
-    assert again["version"] == 2
+    repeated = stored_bench.rpc("reset_session", session_id=session_id, call_id="r")
+    assert repeated["version"] == 2
     assert stored_bench.result(session_id, "total") == 5
     kinds = [record["kind"] for record in stored_bench.rpc("get_trace", session_id=session_id)]
     assert kinds == ["call", "reset", "call", "call"]
     assert stored_bench.rpc("get_trace", session_id=session_id)[1]["call_id"] == "r"
 
 
-def test_a_request_is_the_same_to_every_later_version(stored_bench):
-    """The last digits of an id depend on the request. Members that features add and a client omits must not change
-    them.
+def test_session_ids_of_repeats_are_the_same_in_later_versions(stored_bench):
+    """The last digits of a session's id are a digest of its request.
+
+    A member that a later version or a feature adds to requests must not change the digest if a client omits it.
     """
     session_id = stored_bench.rpc("create_session", call_id="c", **CREATE)["session_id"]
     (fork,) = stored_bench.rpc("fork_session", session_id=session_id, call_id="f")
@@ -123,8 +124,8 @@ def test_two_equal_requests_at_once_run_once(stored_bench, method):
         params = {"session_id": stored_bench.create()}
     before = stored_bench.store.count()
     with stored_bench.paused():
-        sent = [stored_bench.later(method, call_id="same", **params) for _ in range(8)]
-    answers = [answer.result(serving.PATIENCE) for answer in sent]
+        futures = [stored_bench.later(method, call_id="same", **params) for _ in range(8)]
+    answers = [answer.result(serving.PATIENCE) for answer in futures]
     if method == "reset_session":
         assert {answer["version"] for answer in answers} == {1}
         assert stored_bench.version(params["session_id"]) == 1
@@ -143,9 +144,11 @@ def test_one_of_two_different_requests_of_one_id_is_refused(stored_bench, monkey
     stored_bench.create()  # from now on, sessions with the same start are created in a batch
     monkeypatch.setattr(Batcher, "_take", take_both)
     with stored_bench.paused():
-        sent = [stored_bench.later("create_session", call_id="same", **CREATE | {"ttl_seconds": n}) for n in (60, 61)]
-    assert sent[0].result(serving.PATIENCE)["session_id"]
-    refused(-32009, sent[1].result, serving.PATIENCE)
+        futures = [
+            stored_bench.later("create_session", call_id="same", **CREATE | {"ttl_seconds": n}) for n in (60, 61)
+        ]
+    assert futures[0].result(serving.PATIENCE)["session_id"]
+    refused(-32009, futures[1].result, serving.PATIENCE)
     assert stored_bench.store.count() == 2
 
 
@@ -161,8 +164,8 @@ def test_repeats_work_after_a_restart_and_at_other_workers(tmp_path, make_bench)
     assert one.rpc("reset_session", session_id=session_id, call_id="r")["version"] == 1
     assert two.rpc("reset_session", session_id=session_id, call_id="r")["version"] == 1
     with one.paused(), two.paused():
-        sent = [bench.later("create_session", call_id="d", **CREATE) for bench in benches for _ in range(4)]
-    answers = [answer.result(serving.PATIENCE) for answer in sent]
+        futures = [bench.later("create_session", call_id="d", **CREATE) for bench in benches for _ in range(4)]
+    answers = [answer.result(serving.PATIENCE) for answer in futures]
     assert all(answer == answers[0] for answer in answers)
     for bench in benches:
         bench.close()

@@ -45,19 +45,19 @@ def test_a_new_session_returns_all_its_members(stored_bench, clock):
     assert moment(session["created_at"]) == datetime.fromtimestamp(clock.time(), UTC)
     assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(seconds=60)
     clock.move(10)
-    got = stored_bench.rpc("get_session", session_id=session["session_id"])
-    assert moment(got.pop("expires_at")) - moment(session.pop("expires_at")) == timedelta(seconds=10)
-    assert got == session
+    fetched = stored_bench.rpc("get_session", session_id=session["session_id"])
+    assert moment(fetched.pop("expires_at")) - moment(session.pop("expires_at")) == timedelta(seconds=10)
+    assert fetched == session
 
 
 def test_the_times_of_a_new_session_are_consistent(bench):
     session = bench.rpc("create_session", toolpacks=["ledger"], ttl_seconds=60)
     (fork,) = bench.rpc("fork_session", session_id=session["session_id"], ttl_seconds=120)
-    for made, seconds in ((session, 60), (fork, 120)):
-        lives = moment(made["expires_at"]) - moment(made["created_at"])
+    for session_created, seconds in ((session, 60), (fork, 120)):
+        lives = moment(session_created["expires_at"]) - moment(session_created["created_at"])
         assert lives == pytest.approx(
             timedelta(seconds=seconds), abs=timedelta(milliseconds=1)
-        )  # the times are rounded
+        )  # the server rounds these times
 
 
 @pytest.mark.usefixtures("clock")
@@ -67,7 +67,7 @@ def test_a_default_session_has_default_packs_and_lives_a_day(bench):
     assert moment(session["expires_at"]) - moment(session["created_at"]) == timedelta(days=1)
 
 
-def test_ids_are_not_made_twice(bench):
+def test_no_two_sessions_have_the_same_id(bench):
     ids = {bench.create() for _ in range(100)}
     assert len(ids) == 100
 
@@ -119,8 +119,8 @@ def test_an_environment_is_built_through_its_validators(stored_bench):
     session_id = stored_bench.create("ledger", environment=environment)
     assert stored_bench.result(session_id, "add", amount=1) == 2**70 + 2
     assert refused(-32602, stored_bench.create, "ledger", environment={"ledger": {"ledger": 1}}).data["detail"]
-    whole = refused(-32602, stored_bench.create, "ledger", environment={"ledger": None})
-    assert whole.data["detail"] == "The environment of toolpack 'ledger' doesn't fit: Input should be an object."
+    refusal = refused(-32602, stored_bench.create, "ledger", environment={"ledger": None})
+    assert refusal.data["detail"] == "The environment of toolpack 'ledger' doesn't fit: Input should be an object."
     stored_bench.rpc("reset_session", session_id=session_id)
     assert stored_bench.result(session_id, "total") == 2**70 + 1
 
@@ -128,22 +128,22 @@ def test_an_environment_is_built_through_its_validators(stored_bench):
 @serving.in_both
 def test_a_read_environment_can_be_passed_to_a_new_session(bench):
     environment = bench.rpc("get_environment", session_id=bench.create("nasty"))
-    again = bench.rpc("get_environment", session_id=bench.create("nasty", environment=environment))
-    assert again["nasty"]["wireName"] == "plain"
-    assert again["nasty"]["numbers"] == environment["nasty"]["numbers"]
+    restored = bench.rpc("get_environment", session_id=bench.create("nasty", environment=environment))
+    assert restored["nasty"]["wireName"] == "plain"
+    assert restored["nasty"]["numbers"] == environment["nasty"]["numbers"]
 
 
 def test_sessions_are_listed_by_id_and_labels_in_pages(stored_bench):
     odd = {'a.b"c': "x'y", "parity": "odd"}
     ids = sorted(stored_bench.create(labels=odd if i % 2 else {"parity": "even"}) for i in range(7))
-    listed = stored_bench.rpc("list_sessions")
-    assert [session["session_id"] for session in listed] == ids
-    assert listed[0] | {"expires_at": 0} == stored_bench.rpc("get_session", session_id=ids[0]) | {"expires_at": 0}
+    summaries = stored_bench.rpc("list_sessions")
+    assert [session["session_id"] for session in summaries] == ids
+    assert summaries[0] | {"expires_at": 0} == stored_bench.rpc("get_session", session_id=ids[0]) | {"expires_at": 0}
     assert len(stored_bench.rpc("list_sessions", labels=odd)) == 3
     assert stored_bench.rpc("list_sessions", labels={"parity": "odd", "more": ""}) == []
     first = stored_bench.rpc("list_sessions", limit=3)
-    rest = stored_bench.rpc("list_sessions", after=first[-1]["session_id"])
-    assert [session["session_id"] for session in first + rest] == ids
+    remaining = stored_bench.rpc("list_sessions", after=first[-1]["session_id"])
+    assert [session["session_id"] for session in first + remaining] == ids
 
 
 def test_sessions_are_listed_newest_first_and_by_parent_in_pages(stored_bench, clock):
@@ -154,24 +154,24 @@ def test_sessions_are_listed_newest_first_and_by_parent_in_pages(stored_bench, c
         clock.move(1)
     forks = [fork["session_id"] for fork in bench.rpc("fork_session", session_id=ids[1], count=5)]
 
-    def listed(**params):
+    def listed_ids(**params):
         return [session["session_id"] for session in bench.rpc("list_sessions", **params)]
 
     newest = [*reversed(forks), *reversed(ids)]
-    assert listed(order="-created") == newest
-    assert listed(order="-created", limit=3) == newest[:3]
-    assert listed(order="-created", limit=3, after=newest[2]) == newest[3:6]
-    assert listed(parent=ids[1]) == listed(parent=ids[1], order="id") == sorted(forks)
-    assert listed(parent=ids[1], order="-created", after=newest[1]) == newest[2:5]
-    assert listed(parent=ids[0]) == listed(parent="never was") == listed(parent=ids[1], owner="bob") == []
+    assert listed_ids(order="-created") == newest
+    assert listed_ids(order="-created", limit=3) == newest[:3]
+    assert listed_ids(order="-created", limit=3, after=newest[2]) == newest[3:6]
+    assert listed_ids(parent=ids[1]) == listed_ids(parent=ids[1], order="id") == sorted(forks)
+    assert listed_ids(parent=ids[1], order="-created", after=newest[1]) == newest[2:5]
+    assert listed_ids(parent=ids[0]) == listed_ids(parent="never was") == listed_ids(parent=ids[1], owner="bob") == []
     bench.rpc("close_session", session_id=ids[1])
-    assert listed(parent=ids[1], after=min(forks)) == sorted(forks)[1:]
+    assert listed_ids(parent=ids[1], after=min(forks)) == sorted(forks)[1:]
     bench.rpc("close_session", session_id=newest[2])
-    error = refused(-32602, listed, order="-created", after=newest[2])
+    error = refused(-32602, listed_ids, order="-created", after=newest[2])
     assert error.data["detail"] == (
         f"after: no session has the id '{newest[2]}'; it may have been closed. List the newest sessions again."
     )
-    assert "order" in refused(-32602, listed, order="created").data["detail"]
+    assert "order" in refused(-32602, listed_ids, order="created").data["detail"]
 
 
 def test_sessions_can_be_compared_with_each_other(stored_bench):
@@ -184,8 +184,8 @@ def test_sessions_can_be_compared_with_each_other(stored_bench):
     patch = [{"op": "add", "path": "/ledger/ledger/entries/1", "value": 2}]
     assert bench.rpc("diff_environment", session_id=first, to_session_id=second) == patch
     assert bench.rpc("diff_environment", session_id=first, to_session_id=second, to_version=0) == []
-    whole = bench.rpc("diff_environment", session_id=first, from_version=0, to_session_id=second)
-    assert jsonpatch.apply_patch(bench.rpc("get_environment", session_id=first, version=0), whole) == bench.rpc(
+    full_diff = bench.rpc("diff_environment", session_id=first, from_version=0, to_session_id=second)
+    assert jsonpatch.apply_patch(bench.rpc("get_environment", session_id=first, version=0), full_diff) == bench.rpc(
         "get_environment", session_id=second
     )
     refused(-32001, bench.rpc, "diff_environment", session_id=first, to_session_id="never was")
@@ -203,15 +203,15 @@ def test_a_version_that_never_existed_is_not_called_gone(stored_bench):
 
 
 def test_toolpacks_are_listed_with_their_schemas(bench):
-    listed = {each["name"]: each for each in bench.rpc("list_toolpacks")}
-    assert [*listed] == [*serving.CATALOG.toolpacks]
-    of_ledger = listed["ledger"]
+    toolpacks = {each["name"]: each for each in bench.rpc("list_toolpacks")}
+    assert [*toolpacks] == [*serving.CATALOG.toolpacks]
+    of_ledger = toolpacks["ledger"]
     assert of_ledger["description"].startswith("A ledger with functions that succeed or fail")
     assert of_ledger["functions"] == [*serving.CATALOG.toolpacks["ledger"].functions]
     assert (of_ledger["opt_in"], of_ledger.get("options"), of_ledger["tasks"]) == (False, None, 0)
     assert "ledger" in of_ledger["environment"]["properties"]
-    assert any("options" in each for each in listed.values())
-    assert any(each["opt_in"] for each in listed.values())
+    assert any("options" in each for each in toolpacks.values())
+    assert any(each["opt_in"] for each in toolpacks.values())
     key = bench.rpc("create_session")["agent_path"].rpartition("/")[2]
     refused(-32601, bench.rpc, "list_toolpacks", agent_key=key)
 
@@ -253,9 +253,9 @@ def test_any_use_renews_a_session_and_an_unused_one_expires(stored_bench, clock,
     for seconds in (99, 3, 99, 99):
         pass_time(stored_bench, seconds)
         USES[use](stored_bench, session_id)
-    (listed,) = stored_bench.rpc("list_sessions")
-    assert timedelta(0) <= moment(listed["expires_at"]) - datetime.fromtimestamp(clock.time(), UTC)
-    pass_time(stored_bench, 99)  # it lives for its whole TTL after the last use, and at most a twentieth longer
+    (summary,) = stored_bench.rpc("list_sessions")
+    assert timedelta(0) <= moment(summary["expires_at"]) - datetime.fromtimestamp(clock.time(), UTC)
+    pass_time(stored_bench, 99)  # the session lives for its TTL after the last use, or up to a twentieth longer
     assert stored_bench.store.get(session_id)[0].expires_at > clock.time()
     pass_time(stored_bench, 7)
     assert stored_bench.rpc("list_sessions") == []
@@ -303,12 +303,12 @@ def test_a_version_trimmed_while_it_is_read_is_gone(bench):
         ("blobs", "get_environment"),
         ("blobs", "reset_session"),
     ):
-        gone = mock.Mock(side_effect=MissingBlobError("gone"))
+        missing = mock.Mock(side_effect=MissingBlobError("gone"))
         parts_at = mock.Mock(side_effect=[store.parts_at(session_id, 1), VersionNotRetainedError(1, 2, 3)])
-        with mock.patch.object(store, name, gone), mock.patch.object(store, "parts_at", parts_at):
+        with mock.patch.object(store, name, missing), mock.patch.object(store, "parts_at", parts_at):
             error = refused(-32011, bench.rpc, method, session_id=session_id, version=1)
         assert error.data == {"type": "VersionNotRetainedError", "oldest": 2}
-        with mock.patch.object(store, name, gone):  # the version is listed, but missing in the store
+        with mock.patch.object(store, name, missing):  # the version is listed, but missing in the store
             error = refused(-32012, bench.rpc, method, session_id=session_id, version=1)
         assert error.data == {"type": "StateDamagedError"}
     assert bench.result(session_id, "total") == 6
@@ -322,10 +322,10 @@ def test_a_snapshot_that_is_missing_is_damage_and_not_a_fault(tmp_path):
         second = Bench(store=store)
         blobs = store.blobs
 
-        def gone(_ids):
+        def raise_missing(_ids):
             raise MissingBlobError("gone")
 
-        store.blobs = gone
+        store.blobs = raise_missing
         damaged = refused(-32012, second.call, session_id, "add", amount=1)
         assert "restore it, or reset the session" in damaged.message
         store.blobs = blobs
@@ -377,7 +377,7 @@ def test_a_session_closed_during_a_call_is_gone_for_it(stored_bench):
 
 @contextlib.contextmanager
 def running(bench):
-    """Run the regular work of a server, without its end."""
+    """Run the regular work of a server, which stops at the end of the block."""
     context = bench.service.running()
     bench._run(context.__aenter__())
     try:
@@ -395,7 +395,7 @@ def test_expired_sessions_are_deleted_with_all_their_data(stored_bench, clock, m
         stored_bench.result(session_id, "add", amount=1)
     clock.move(11)
     with running(stored_bench):
-        # all in one round, however many there are
+        # one sweep deletes all, although there are many
         wait_until(lambda: stored_bench.store.count() == 1, "the end of the expired sessions")
         wait_until(lambda: len(stored_bench.sessions.queues.cache) == 1, "the end of their cache entries")
         assert stored_bench.store.records(short[0], -1, 10) == []
@@ -423,8 +423,8 @@ def test_the_sweep_of_expired_sessions_survives_errors(bench, clock, monkeypatch
 def test_listing_sessions_renews_none(stored_bench, clock, pass_time):
     session_id = stored_bench.create(ttl_seconds=100)
     pass_time(stored_bench, 50)
-    (listed,) = stored_bench.rpc("list_sessions")
-    assert moment(listed["expires_at"]) == datetime.fromtimestamp(clock.time() + 50, UTC)
+    (summary,) = stored_bench.rpc("list_sessions")
+    assert moment(summary["expires_at"]) == datetime.fromtimestamp(clock.time() + 50, UTC)
     pass_time(stored_bench, 56)
     refused(-32001, stored_bench.rpc, "get_session", session_id=session_id)
 
@@ -443,27 +443,27 @@ def test_forks_start_from_any_version_and_go_their_own_way(stored_bench):
     session_id = parent["session_id"]
     for amount in (1, 10, 100):
         stored_bench.result(session_id, "add", amount=amount)
-    now, one, two = stored_bench.rpc("fork_session", session_id=session_id) + stored_bench.rpc(
+    newest, first, second = stored_bench.rpc("fork_session", session_id=session_id) + stored_bench.rpc(
         "fork_session", session_id=session_id, version=1, count=2, labels={}, ttl_seconds=5
     )
-    assert (now["version"], now["labels"], now.get("parent")) == (
+    assert (newest["version"], newest["labels"], newest.get("parent")) == (
         0,
         {"run": "a"},
         {"session_id": session_id, "version": 3},
     )
-    assert moment(now["expires_at"]) - moment(now["created_at"]) > timedelta(seconds=900)
-    assert (one["labels"], one["parent"]["version"], one["toolpacks"]) == ({}, 1, ["ledger"])
-    assert moment(one["expires_at"]) - moment(one["created_at"]) < timedelta(seconds=6)
-    assert len({parent["agent_path"], now["agent_path"], one["agent_path"], two["agent_path"]}) == 4
-    assert stored_bench.rpc("get_trace", session_id=now["session_id"]) == []
-    sums = [stored_bench.result(fork["session_id"], "add", amount=1000) for fork in (now, one, two)]
+    assert moment(newest["expires_at"]) - moment(newest["created_at"]) > timedelta(seconds=900)
+    assert (first["labels"], first["parent"]["version"], first["toolpacks"]) == ({}, 1, ["ledger"])
+    assert moment(first["expires_at"]) - moment(first["created_at"]) < timedelta(seconds=6)
+    assert len({parent["agent_path"], newest["agent_path"], first["agent_path"], second["agent_path"]}) == 4
+    assert stored_bench.rpc("get_trace", session_id=newest["session_id"]) == []
+    sums = [stored_bench.result(fork["session_id"], "add", amount=1000) for fork in (newest, first, second)]
     assert sums == [1111, 1001, 1001]
     assert stored_bench.result(session_id, "total") == 111
     stored_bench.rpc("close_session", session_id=session_id)
-    assert stored_bench.result(now["session_id"], "total") == 1111
-    reset = stored_bench.rpc("reset_session", session_id=now["session_id"])
+    assert stored_bench.result(newest["session_id"], "total") == 1111
+    reset = stored_bench.rpc("reset_session", session_id=newest["session_id"])
     assert reset["version"] == 2
-    assert stored_bench.result(now["session_id"], "total") == 111
+    assert stored_bench.result(newest["session_id"], "total") == 111
 
 
 @serving.in_both
@@ -510,7 +510,7 @@ def test_a_record_has_the_call_as_it_was(stored_bench):
     assert [r["index"] for r in stored_bench.rpc("get_trace", session_id=session_id, limit=1)] == [0]
 
 
-def test_the_environment_of_any_version_and_any_part_of_it(stored_bench):
+def test_any_part_of_the_environment_of_any_version_can_be_read(stored_bench):
     session_id = stored_bench.create("ledger", "vault")
     for amount in (1, 10):
         stored_bench.result(session_id, "add", amount=amount)
@@ -532,11 +532,11 @@ def test_the_environment_of_any_version_and_any_part_of_it(stored_bench):
 )
 def test_a_diff_distinguishes_values_equal_in_python(bench, before, after):
     session_id = bench.create("ledger", environment={"ledger": {"ledger": {"anything": before}}})
-    one = bench.rpc("get_environment", session_id=session_id)
+    environment = bench.rpc("get_environment", session_id=session_id)
     other_id = bench.create("ledger", environment={"ledger": {"ledger": {"anything": after}}})
-    other = bench.rpc("get_environment", session_id=other_id)
-    patched = jsonpatch.apply_patch(one, json_patch(one, other))
-    assert json.dumps(patched) == json.dumps(other)
+    other_environment = bench.rpc("get_environment", session_id=other_id)
+    patched = jsonpatch.apply_patch(environment, json_patch(environment, other_environment))
+    assert json.dumps(patched) == json.dumps(other_environment)
 
 
 @pytest.mark.parametrize(
@@ -557,10 +557,10 @@ def test_a_difference_is_a_json_patch(stored_bench):
         assert jsonpatch.apply_patch(worlds[before], patch) == worlds[after]
         assert bool(patch) is (before != after)
     assert jsonpatch.apply_patch(worlds[0], stored_bench.rpc("diff_environment", session_id=session_id)) == worlds[2]
-    whole = stored_bench.rpc("diff_environment", session_id=session_id)
+    full_diff = stored_bench.rpc("diff_environment", session_id=session_id)
     for limit in (0, 1, 100):
         summary = stored_bench.rpc("summarize_changes", session_id=session_id, limit=limit)
-        assert summary == {"total": len(whole), "changes": whole[:limit]}
+        assert summary == {"total": len(full_diff), "changes": full_diff[:limit]}
 
 
 def test_old_versions_go_except_the_first_and_are_reported(tmp_path, make_bench):
@@ -568,8 +568,8 @@ def test_old_versions_go_except_the_first_and_are_reported(tmp_path, make_bench)
     session_id = bench.create()
     for _ in range(70):
         bench.result(session_id, "add", amount=1)
-    gone = refused(-32011, bench.rpc, "fork_session", session_id=session_id, version=5)
-    oldest = gone.data["oldest"]
+    refusal = refused(-32011, bench.rpc, "fork_session", session_id=session_id, version=5)
+    oldest = refusal.data["oldest"]
     assert 5 < oldest <= 60
     assert bench.rpc("get_environment", session_id=session_id, version=0)["ledger"]["ledger"]["entries"] == []
     assert (
@@ -602,8 +602,8 @@ def test_an_export_is_exact(bench):
 def test_an_agent_lists_and_runs_functions_and_nothing_else(bench):
     session = bench.rpc("create_session", toolpacks=["ledger"])
     session_id, key = session["session_id"], session["agent_path"].removeprefix("/agents/")
-    listed = bench.rpc("list_functions", agent_key=key)
-    assert listed == bench.rpc("list_functions", session_id=session_id)
+    functions = bench.rpc("list_functions", agent_key=key)
+    assert functions == bench.rpc("list_functions", session_id=session_id)
     assert bench.rpc("run_function", agent_key=key, function="add", kwargs={"amount": 4})["result"] == 4
     assert bench.result(session_id, "total") == 4
     for method in ("create_session", "get_session", "get_environment", "diff_environment", "get_trace", "fork_session",
@@ -677,8 +677,8 @@ def test_state_of_other_classes_is_refused_until_it_is_rebuilt(tmp_path, make_be
     other = make_bench(serving.CATALOG, store)
     unaffected = other.create()
     other.close()
-    both = Catalog({**serving.CATALOG.toolpacks, **shop(apples=3, pears=5).toolpacks})
-    second = make_bench(both, store)
+    both_catalogs = Catalog({**serving.CATALOG.toolpacks, **shop(apples=3, pears=5).toolpacks})
+    second = make_bench(both_catalogs, store)
     assert second.result(unaffected, "add", amount=1) == 1
     changed = refused(-32008, second.rpc, "get_environment", session_id=session_id)
     assert changed.data["type"] == "ClassesChangedError"
@@ -687,9 +687,9 @@ def test_state_of_other_classes_is_refused_until_it_is_rebuilt(tmp_path, make_be
     assert second.rpc("reset_session", session_id=session_id)["version"] == 2
     assert second.rpc("get_environment", session_id=session_id) == {"shop": {"apples": 3, "pears": 5}}
     second.close()
-    again = make_bench(shop(apples=3), store)
-    assert again.rpc("get_environment", session_id=session_id, version=1) == {"shop": {"apples": 3}}
-    again.close()
+    third_server = make_bench(shop(apples=3), store)
+    assert third_server.rpc("get_environment", session_id=session_id, version=1) == {"shop": {"apples": 3}}
+    third_server.close()
     third = make_bench(serving.CATALOG, store)
     refused(-32008, third.call, session_id, "sell")
     refused(-32008, third.rpc, "list_functions", session_id=session_id)

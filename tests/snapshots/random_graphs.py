@@ -50,7 +50,7 @@ class Plain:
 
 
 class Keyed:
-    """Hashes by a field, with its own code."""
+    """A class with its own `__hash__`, which reads a field."""
 
     def __init__(self, key=0):
         self.key = key
@@ -78,7 +78,7 @@ CLASSES = ClassTable([World], KINDS)
 
 
 class Choices(random.Random):
-    """Choices that are the same in each copy of a graph."""
+    """Random choices that are the same in each copy of a graph."""
 
     def one_in(self, count):
         return self.randrange(count) == 0
@@ -158,27 +158,27 @@ def _entry(choices, env, pool, shared, kind, index):
 
 
 def _reach(choices, env):
-    """Walk a few random steps, as a function of an author could."""
-    found = choices.choice([env.records, env.items, env.more, env, env.other])
+    """Follow a few random references from the environment, as a function of an author could."""
+    node = choices.choice([env.records, env.items, env.more, env, env.other])
     for _ in range(choices.randrange(6)):
-        following = _step(choices, found)
+        following = _step(choices, node)
         if following is None:
             break
-        found = following
-    return found
+        node = following
+    return node
 
 
-def _step(choices, found):
-    if isinstance(found, dict):
-        return found[choices.choice([*found])] if found else None
-    if isinstance(found, list | tuple):
-        return choices.choice(found) if found else None
-    if isinstance(found, _CHANGEABLE):
-        return getattr(found, choices.choice(["data", "ref"]))
-    if isinstance(found, Frozen):
-        return found.data
-    if isinstance(found, World):
-        return getattr(found, choices.choice(["records", "items", "more", "other"]))
+def _step(choices, node):
+    if isinstance(node, dict):
+        return node[choices.choice([*node])] if node else None
+    if isinstance(node, list | tuple):
+        return choices.choice(node) if node else None
+    if isinstance(node, _CHANGEABLE):
+        return getattr(node, choices.choice(["data", "ref"]))
+    if isinstance(node, Frozen):
+        return node.data
+    if isinstance(node, World):
+        return getattr(node, choices.choice(["records", "items", "more", "other"]))
     return None
 
 
@@ -188,7 +188,7 @@ def act(seed, env):
     seen: list[Any] = []
     for _ in range(1 + choices.randrange(5)):
         target = _reach(choices, env)
-        pool = [found for found in (_reach(choices, env), _reach(choices, env)) if found is not None]
+        pool = [node for node in (_reach(choices, env), _reach(choices, env)) if node is not None]
         _change(choices, target, pool, seen, choices.randrange(10))
     if choices.one_in(8):
         raise ValueError("the function fails")

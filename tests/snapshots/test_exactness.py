@@ -79,7 +79,7 @@ class Owner(BaseModel):
 
 
 class Watched(BaseModel):
-    """Records which of its methods run."""
+    """A model that records which of its methods run."""
 
     model_config = ConfigDict(validate_assignment=True)
     number: int = Field(default_factory=lambda: ran.append("default factory") or 1)
@@ -109,7 +109,7 @@ class Watched(BaseModel):
 
 
 class Hidden:
-    """A class that only a private attribute's quoted annotation names."""
+    """A class that only the quoted annotation of a private attribute names."""
 
     def __init__(self, value=0):
         self.value = value
@@ -164,7 +164,7 @@ class Checked:
 
 
 class Lean:
-    """A class with two levels of slots, one empty; a subclass has a `__dict__` too."""
+    """A class with slots. `never` stays empty. One subclass adds a slot, and another subclass has a `__dict__`."""
 
     __slots__ = ("__private", "left", "never")
 
@@ -195,7 +195,7 @@ class Keyed:
 
 
 class Forgiving(Keyed):
-    """A class whose hash doesn't fail while attributes are missing, but is wrong."""
+    """A class with a hash that is wrong, instead of failing, while attributes are missing."""
 
     def __hash__(self):
         return hash(getattr(self, "key", "nothing"))
@@ -256,7 +256,7 @@ class Options(TypedDict, total=False):
 
 
 class World(BaseModel):
-    """An environment that refers to the classes above in every form of annotation."""
+    """An environment with annotations of every form, which refer to the classes above."""
 
     account: Account = Field(default_factory=Account)
     colors: dict[Color, Rights] = {}
@@ -286,7 +286,7 @@ def back(value):
     return thaw(freeze(value, CLASSES), CLASSES)
 
 
-def kept(value):
+def restored(value):
     """Write and restore a value, check that nothing differs, and return the copy."""
     copy = back(value)
     assert difference(value, copy) is None
@@ -363,7 +363,7 @@ graphs = st.recursive(hashables, containers, max_leaves=12)
 @given(graphs)
 @settings(suppress_health_check=list(HealthCheck))
 def test_any_graph_is_restored_exactly(value):
-    kept(value)
+    restored(value)
 
 
 @given(st.lists(graphs, min_size=1, max_size=4), st.data())
@@ -373,12 +373,12 @@ def test_aliases_and_cycles_are_restored(values, data):
     for holder in holders:
         other = data.draw(st.sampled_from([*holders, *values]))
         setattr(holder, data.draw(st.sampled_from(["data", "a"])) if isinstance(holder, Plain) else "data", other)
-    kept(holders)
+    restored(holders)
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
 def test_any_web_of_references_is_kept_or_refused(links):
-    """Some graphs have objects that hash by value in a cycle. If accepted, they must be exact, sets included."""
+    """Some graphs have a cycle of objects that hash by value. If such a graph is accepted, its copy must be exact."""
     parts = [Keyed(1), Keyed(2), Forgiving(3), Plain({}), Plain(set()), Node(data=[]), Frozen(link=[]), Point([], {})]
     for start, end in links:
         source, target = parts[start], parts[end]
@@ -426,15 +426,15 @@ def test_fields_set_private_attributes_and_extras_survive():
     account = Account(balance=1, surplus={"a": 1})
     account._hidden = Hidden(3)
     account._cache["x"] = 1
-    copy = kept(account)
+    copy = restored(account)
     assert copy.model_fields_set == {"balance", "surplus"}
     assert copy.model_extra == {"surplus": {"a": 1}}
     assert (copy._hidden.value, copy._cache) == (3, {"x": 1})
-    assert kept(World.model_construct(data=1)).model_fields_set == {"data"}
+    assert restored(World.model_construct(data=1)).model_fields_set == {"data"}
 
 
-def test_types_survive():
-    copy = kept(World(account=Savings(rate=Decimal("0.10")), box=Box[int](content=1), points=(Point(1),)))
+def test_types_of_objects_are_restored():
+    copy = restored(World(account=Savings(rate=Decimal("0.10")), box=Box[int](content=1), points=(Point(1),)))
     assert type(copy.account) is Savings
     assert str(copy.account.rate) == "0.10"
     assert type(copy.box) is Box[int]
@@ -442,30 +442,30 @@ def test_types_survive():
 
 
 def test_enum_members_stay_themselves():
-    assert kept([Color.RED])[0] is Color.RED
-    assert kept([Rights.READ | Rights.WRITE])[0] is Rights.READ | Rights.WRITE
-    assert kept([Level.HIGH, Mood.GOOD]) == [Level.HIGH, Mood.GOOD]
+    assert restored([Color.RED])[0] is Color.RED
+    assert restored([Rights.READ | Rights.WRITE])[0] is Rights.READ | Rights.WRITE
+    assert restored([Level.HIGH, Mood.GOOD]) == [Level.HIGH, Mood.GOOD]
 
 
 def test_a_cached_property_is_not_computed_again():
     lazy = Lazy()
     lazy.squares.append(7)
-    assert kept(World(lazy=lazy)).lazy.squares == [4, 7]
+    assert restored(World(lazy=lazy)).lazy.squares == [4, 7]
 
 
 def test_times_keep_zone_and_fold():
     berlin = zoneinfo.ZoneInfo("Europe/Berlin")
     at = datetime(2024, 10, 27, 2, 30, tzinfo=berlin, fold=1)
-    copy = kept([at, datetime(2024, 1, 1, tzinfo=UTC), time(2, 30, fold=1), date.max, datetime(1, 1, 1)])  # noqa: DTZ001 - without zone
+    copy = restored([at, datetime(2024, 1, 1, tzinfo=UTC), time(2, 30, fold=1), date.max, datetime(1, 1, 1)])  # noqa: DTZ001 - without zone
     assert copy[0].utcoffset() == timedelta(hours=1)
     assert copy[0].tzinfo is berlin
     assert copy[1].tzinfo is UTC
     parsed = pydantic.TypeAdapter(datetime).validate_python("2024-01-01T00:00:00+05:30")
-    assert type(kept([parsed])[0].tzinfo) is TzInfo
+    assert type(restored([parsed])[0].tzinfo) is TzInfo
 
 
-def test_numbers_without_a_hash():
-    assert kept([Decimal("sNaN12")])[0].is_snan()
+def test_numbers_without_a_hash_are_restored():
+    assert restored([Decimal("sNaN12")])[0].is_snan()
 
 
 def test_random_generators_continue_where_they_were():
@@ -479,29 +479,29 @@ def test_random_generators_continue_where_they_were():
 
 def test_default_factories_stay():
     owners = collections.defaultdict(Owner)
-    copy = kept([collections.defaultdict(list), collections.defaultdict(None), owners])
+    copy = restored([collections.defaultdict(list), collections.defaultdict(None), owners])
     assert copy[0]["new"] == []
     assert copy[2]["new"] == Owner()
 
 
-def test_sharing_and_cycles():
+def test_shared_objects_and_cycles_are_restored():
     shared = [1]
     node = Node(data=shared)
     node.children.append(Node(parent=node, data=shared))
     node.children[0].parent = node
-    copy = kept(node)
+    copy = restored(node)
     assert copy.children[0].parent is copy
     assert copy.data is copy.children[0].data
     loop = [1]
     loop.append(Point(loop))
-    assert kept(loop)[1].x[1] is not None
+    assert restored(loop)[1].x[1] is not None
 
 
-def test_members_that_hash_by_value():
+def test_set_members_that_hash_by_value_are_restored():
     key = Keyed("k", link=[])
     key.link.append(key)
-    assert kept({Frozen(x=1), Slotted(2), Keyed("z")}) == {Frozen(x=1), Slotted(2), Keyed("z")}
-    assert Keyed("k") in kept({key: 1, "again": key}) or Keyed("k") in kept([key, {key: 1}])[1]
+    assert restored({Frozen(x=1), Slotted(2), Keyed("z")}) == {Frozen(x=1), Slotted(2), Keyed("z")}
+    assert Keyed("k") in restored({key: 1, "again": key}) or Keyed("k") in restored([key, {key: 1}])[1]
 
 
 @pytest.mark.parametrize("kind", [Keyed, Forgiving])
@@ -563,7 +563,7 @@ class Unknown:
 
 
 @pytest.mark.parametrize(("kind", "value"), list(refused_values()))
-def test_refused_with_path_and_type(kind, value):
+def test_refusal_names_the_path_and_the_type(kind, value):
     world = World(data={"x": [0, Account(anything=(1, value))]})
     text = refusal(world)
     assert text.startswith("`data['x'][1].anything[1]` can't be stored")
@@ -598,18 +598,18 @@ def test_200_levels_of_anything_are_kept(around):
     value = None
     for _ in range(200):
         value = around(value)
-    kept(value)
+    restored(value)
 
 
-def test_nesting():
-    kept(nested(200))
+def test_deeper_nesting_than_200_levels_is_refused():
+    restored(nested(200))
     deep = []
     for _ in range(100_000):
         deep = [deep]
     text = refusal(World(data=deep))
     assert "nested deeper than 200 levels" in text
     assert len(text) < 500
-    while deep:  # Take it apart level by level, because freeing it at once would recurse too deep.
+    while deep:  # Take the list apart level by level, because freeing it at once would recurse too deep.
         deep = deep.pop()
 
 
@@ -649,7 +649,7 @@ def test_the_table_has_the_classes_that_annotations_reach():
 
 
 @pytest.mark.parametrize("root", [Any, object, BaseModel, enum.Enum, list[Any], collections.abc.Sequence, dict])
-def test_what_is_never_expanded(root):
+def test_types_without_classes_add_no_class_to_the_table(root):
     assert len(ClassTable([root])) == len(ClassTable([]))
 
 
@@ -734,8 +734,8 @@ def test_fingerprint_and_names_are_the_same_in_every_process():
         "import test_exactness as t; from toolpack_server.snapshots.classes import fingerprint as f;"
         "print(f([t.World], t.STATE_TYPES), t.freeze(t.Account(), t.CLASSES).hex())"
     )
-    here = pathlib.Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parents[1]}"}
+    folder = pathlib.Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{folder.parents[1]}"}
     outputs = [
         subprocess.run(
             [sys.executable, "-c", code],
@@ -837,7 +837,7 @@ def test_set_members_pair_by_content_and_by_references():
 
 def test_a_pair_of_members_that_does_not_fit_leaves_no_trace():
     def world(number):
-        deep = [[[[[number]]]]]  # too deep to distinguish the members before they are compared
+        deep = [[[[[number]]]]]  # the members differ too deep inside to be distinguished before they are compared
         return [{Named("a", [[[[[1]]]]]), Named("a", deep)}, deep]
 
     assert difference(world(2), world(2)) is None
@@ -847,19 +847,19 @@ def test_a_pair_of_members_that_does_not_fit_leaves_no_trace():
 # Sealing
 
 
-def test_seal():
-    key, mark, place = b"k" * 32, fingerprint([World]), "blob part"
-    blob = seal(b"payload", mark, key, place)
-    assert unseal(blob, mark, key, place) == b"payload"
+def test_a_sealed_blob_opens_only_with_its_key_classes_and_label():
+    key, mark, label = b"k" * 32, fingerprint([World]), "blob part"
+    blob = seal(b"payload", mark, key, label)
+    assert unseal(blob, mark, key, label) == b"payload"
     assert blob.startswith(FORMAT.encode())
     with pytest.raises(ClassesChangedError):
-        unseal(blob, "0" * 32, key, place)
+        unseal(blob, "0" * 32, key, label)
     with pytest.raises(StateDamagedError):
-        unseal(blob, mark, b"other", place)
+        unseal(blob, mark, b"other", label)
     with pytest.raises(StateDamagedError):
         unseal(blob, mark, key, "another part")
-    assert unseal(seal(b"x", mark, key * 9, place), mark, key * 9, place) == b"x"
+    assert unseal(seal(b"x", mark, key * 9, label), mark, key * 9, label) == b"x"
     with pytest.raises(StateDamagedError):
-        unseal(seal(b"x", mark, key * 9, place), mark, key * 10, place)
+        unseal(seal(b"x", mark, key * 9, label), mark, key * 10, label)
     with pytest.raises(ValueError, match="secret key"):
-        seal(b"", mark, b"", place)
+        seal(b"", mark, b"", label)

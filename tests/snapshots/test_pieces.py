@@ -1,4 +1,4 @@
-"""Graphs in pieces behave as the whole snapshot does: same results, same refusals, same states."""
+"""Lazy graphs, which are stored in pieces, behave like whole snapshots: same results, same refusals, same states."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -46,7 +46,10 @@ def loaded(base, delta):
 
 
 def compare_with_whole_snapshots(seed, min_items):
-    """Run random functions on a graph in pieces, opened anew for each (cold) or kept (warm), and on whole snapshots."""
+    """Run the same random functions on lazy graphs and on whole snapshots, and compare the results.
+
+    A cold lazy graph is opened anew for each function, and a warm one stays loaded.
+    """
     env = world(seed)
     blob = frozen(env)
     if blob is None or difference(env, thaw(blob, CLASSES)):
@@ -71,7 +74,7 @@ def compare_with_whole_snapshots(seed, min_items):
         blob, delta = after, cold.delta
         assert difference(thaw(blob, CLASSES), loaded(base, delta)) is None
         assert difference(thaw(blob, CLASSES), loaded(base, warm.delta)) is None
-        if seed % 5 == number:  # as when a chain is rewritten
+        if seed % 5 == number:  # as when the server rewrites a chain
             base, delta = Base(base.vocabulary, cold.collected()), {}
             warm = LazyGraph(TABLE, base)
 

@@ -193,7 +193,7 @@ REFUSED = {
     "extension code 2": pickle.EXT2 + b"\xf0\xf0",
     "extension code 4": pickle.EXT4 + b"\xf0\xf0\0\0",
     "out-of-band buffer": pickle.NEXT_BUFFER,
-    # operators that are treated as classes or objects
+    # operators that the bytes treat as classes or objects
     "NEWOBJ on an operator": op("new") + pickle.EMPTY_TUPLE + pickle.NEWOBJ,
     "NEWOBJ_EX on an operator": op("new") + pickle.EMPTY_TUPLE + pickle.EMPTY_DICT + pickle.NEWOBJ_EX,
     "NEWOBJ on an instance": NEW_GUARDED + pickle.EMPTY_TUPLE + pickle.NEWOBJ,
@@ -314,7 +314,7 @@ def test_build_changes_only_its_own_instance():
 
 
 def test_an_overwritten_memo_affects_only_its_own_bytes():
-    """The operators' memo indices can be assigned other objects, but only in this one reading."""
+    """Forged bytes can replace the operators in pickle's memo, but only while these bytes are read."""
     opcodes = (
         op("new") + pickle.BINPUT + b"\0" + put("x") + pickle.BINPUT + b"\0" + pickle.POP * 2 + pickle.BINGET + b"\0"
     )
@@ -348,7 +348,7 @@ def test_bytes_after_the_end_are_refused():
 
 
 def test_real_snapshots_name_only_operators():
-    """No class, no module: a snapshot can only fetch names from one short list."""
+    """A snapshot names no class and no module. It can only fetch names from a short list."""
     value = [Guarded(), Color.RED, Decimal(1), Rights(3), Word("w"), Thing.__new__(Thing)]
     ran.clear()
     names = {arg for opcode, arg, _ in pickletools.genops(freeze(value, CLASSES)) if "GLOBAL" in opcode.name}
@@ -451,7 +451,7 @@ def read_or_refuse(data):
 
 @pytest.mark.usefixtures("_little_memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited the Linux way")
-def test_mutated_bytes():
+def test_mutated_bytes_are_refused_or_change_no_class():
     dice, original, outcomes = random.Random(1), payload(), set()
     for _ in range(15000):
         data = bytearray(original)
@@ -471,7 +471,7 @@ def test_mutated_bytes():
     assert outcomes == {True, False}
 
 
-def test_random_opcodes():
+def test_random_opcodes_are_refused_or_change_no_class():
     names = [name for _, name in operators.operators_of(CLASSES).find]
     dice, outcomes = random.Random(2), set()
     pieces = [

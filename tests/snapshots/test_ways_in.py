@@ -129,7 +129,7 @@ class Base(BaseModel):
 
 
 class Event(BaseModel):
-    """It has no fields and isn't in the table."""
+    """A class without fields that isn't in the table."""
 
 
 class Derived(Event):
@@ -411,7 +411,7 @@ class Registered(metaclass=Registry):
 
 
 class Odd:
-    """Its special methods aren't functions, or are switched off."""
+    """A class with special methods that aren't functions, or that are None."""
 
     def __init__(self):
         self.a = 1
@@ -495,7 +495,7 @@ REGISTERED = list(Registry.classes)
 
 
 class States:
-    """Loader that keeps the states of unloaded instances."""
+    """Loader that has the states of unloaded instances in memory."""
 
     def __init__(self):
         self.marker = Marker()
@@ -515,13 +515,13 @@ class States:
 
     def unload(self, instance):
         cls = type(instance)
-        self._states[id(instance)] = LAYOUTS[cls].get_state(instance), instance  # so the id isn't reused
+        self._states[id(instance)] = LAYOUTS[cls].get_state(instance), instance  # so that its id isn't reused
         unload(LAYOUTS[cls], LAZY[cls], instance, self.marker)
         return instance
 
 
 def real_class(instance):
-    """Return the real class of an instance without a touch."""
+    """Return the real class of an instance without loading the instance."""
     return next(cls for cls in ALL if type(instance) is cls or type(instance) is LAZY[cls])
 
 
@@ -662,7 +662,7 @@ HasMethod = typing.runtime_checkable(HasMethod)
 
 
 class HasA(typing_extensions.Protocol):
-    """It uses `inspect.getattr_static`, as those of `typing` do since Python 3.12."""
+    """A protocol that uses `inspect.getattr_static`, as the protocols of `typing` do since Python 3.12."""
 
     a: int
 
@@ -676,7 +676,7 @@ class Holder(BaseModel):
 
 
 class RevalidatingHolder(BaseModel):
-    """It isn't in the table, except where a test says so."""
+    """A model that isn't in the table, unless a test adds it."""
 
     model_config = ConfigDict(revalidate_instances="subclass-instances")
     one: CheckedData
@@ -737,18 +737,21 @@ TAGGED_PETS = adapter(Annotated[Cat | Dog, Field(discriminator="kind")])
 UNION = adapter(Event | Derived)
 
 
-def left(function, value):
+def with_first(function, value):
     """Return a function that calls another with a value as its first argument."""
     return lambda x: function(value, x)
 
 
-def right(function, *values):
+def with_rest(function, *values):
     """Return a function that calls another with values after the first argument."""
     return lambda x: function(x, *values)
 
 
 class Operation(NamedTuple):
-    """Functions of untouched instances, as many as a function has parameters, and the classes to try them on."""
+    """Functions to run on untouched instances, and the classes of these instances.
+
+    Each parameter of a function gets an instance.
+    """
 
     classes: tuple[type, ...]
     functions: tuple[Callable[..., Any], ...]
@@ -762,12 +765,12 @@ _comparisons = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
 
 OPERATIONS: dict[str, Operation] = {
     # Classes
-    "isinstance": on(ALL, *[right(isinstance, cls) for cls in (*ALL, Base, object) if cls is not Registered]),
+    "isinstance": on(ALL, *[with_rest(isinstance, cls) for cls in (*ALL, Base, object) if cls is not Registered]),
     "isinstance of abcs": on(
         ALL,
         lambda x: [isinstance(x, cls) for cls in map(vars(collections.abc).get, collections.abc.__all__)],
-        right(isinstance, HasMethod),
-        right(isinstance, HasA),
+        with_rest(isinstance, HasMethod),
+        with_rest(isinstance, HasA),
     ),
     "__class__": on(ALL, lambda x: x.__class__, lambda x: x.__class__ is type(x)),
     "names of the class": on(ALL, lambda x: [getattr(type(x), f"__{n}__") for n in ("name", "qualname", "module")]),
@@ -815,15 +818,19 @@ OPERATIONS: dict[str, Operation] = {
     "str": on(ALL, str, lambda x: f"{x}", lambda x: "%s" % x, lambda x: f"{x:}", format),  # noqa: UP031
     "format of an attribute": on(ALL, "{0.a}".format, lambda x: "%(x)s" % {"x": x}),  # noqa: UP031
     # Attributes
-    "getattr": on(ALL, lambda x: x.a, right(getattr, "a"), right(hasattr, "a"), operator.attrgetter("a")),
+    "getattr": on(ALL, lambda x: x.a, with_rest(getattr, "a"), with_rest(hasattr, "a"), operator.attrgetter("a")),
     "missing attribute": on(
-        ALL, lambda x: x.missing, right(hasattr, "missing"), right(getattr, "missing", 3), operator.attrgetter("b")
+        ALL,
+        lambda x: x.missing,
+        with_rest(hasattr, "missing"),
+        with_rest(getattr, "missing", 3),
+        operator.attrgetter("b"),
     ),
-    "setattr": on(ALL, attribute_assignment, right(setattr, "a", 5), attribute_augmentation),
-    "setattr of another name": on(ALL, right(setattr, "other", 5)),
-    "setattr of a wrong value": on(ALL, right(setattr, "a", "x")),
-    "delattr": on(ALL, attribute_deletion, right(delattr, "a")),
-    "delattr of a missing attribute": on(ALL, right(delattr, "missing")),
+    "setattr": on(ALL, attribute_assignment, with_rest(setattr, "a", 5), attribute_augmentation),
+    "setattr of another name": on(ALL, with_rest(setattr, "other", 5)),
+    "setattr of a wrong value": on(ALL, with_rest(setattr, "a", "x")),
+    "delattr": on(ALL, attribute_deletion, with_rest(delattr, "a")),
+    "delattr of a missing attribute": on(ALL, with_rest(delattr, "missing")),
     "vars and dir": on(ALL, vars, dir, lambda x: x.__dict__),
     "__dict__ changes": on(
         ALL,
@@ -858,13 +865,21 @@ OPERATIONS: dict[str, Operation] = {
         lambda x, y: (x == y, x != y),
     ),
     "== another class": on(
-        ALL, right(operator.eq, 5), right(operator.ne, None), left(operator.eq, None), left(operator.ne, 5)
+        ALL,
+        with_rest(operator.eq, 5),
+        with_rest(operator.ne, None),
+        with_first(operator.eq, None),
+        with_first(operator.ne, 5),
     ),
-    "== of untouched": on((*MODELS, *DATACLASSES), *[left(operator.eq, cls()) for cls in (*MODELS, *DATACLASSES)]),
+    "== of untouched": on(
+        (*MODELS, *DATACLASSES), *[with_first(operator.eq, cls()) for cls in (*MODELS, *DATACLASSES)]
+    ),
     "BaseModel.__eq__": on(MODELS, lambda x: BaseModel.__eq__(x, x.__class__()), lambda x: BaseModel.__eq__(Cat(), x)),
     "ordering": on(ALL, lambda x, y: x < y, lambda x, y: x >= y),
     "ordering of dataclasses": on(
-        Ordered, *[right(op, Ordered(2)) for op in _comparisons], *[left(op, Ordered(2)) for op in _comparisons]
+        Ordered,
+        *[with_rest(op, Ordered(2)) for op in _comparisons],
+        *[with_first(op, Ordered(2)) for op in _comparisons],
     ),
     "sorting": on(Ordered, lambda x, y: sorted([x, y]), max, lambda x, y: min([x, y])),
     "bisect": on(Ordered, lambda x: bisect.bisect([Ordered(0), Ordered(2)], x)),
@@ -894,7 +909,7 @@ OPERATIONS: dict[str, Operation] = {
         float,
         complex,
         round,
-        right(round, 2),
+        with_rest(round, 2),
         math.trunc,
         math.floor,
         math.ceil,
@@ -908,19 +923,19 @@ OPERATIONS: dict[str, Operation] = {
         os.fspath,
         os.path.basename,
         lambda x: f"{x:spec}",
-        right(format, "spec"),
+        with_rest(format, "spec"),
         "{:spec}".format,
     ),
     "no operators": on(
         (Plain, Data, Model),
-        *[right(op, 1) for op in (operator.add, operator.iadd, pow, divmod)],
-        *[left(op, 1) for op in (operator.add, operator.iadd, pow, divmod)],
+        *[with_rest(op, 1) for op in (operator.add, operator.iadd, pow, divmod)],
+        *[with_first(op, 1) for op in (operator.add, operator.iadd, pow, divmod)],
         operator.neg,
         lambda x, y: x + y,
     ),
     # Protocols
     "iter": on(ALL, list, iter, unpacking, dict, lambda x: [*x], lambda x: max(*x)),
-    "next": on((*MODELS, Counter, Plain), next, right(next, 0), list, sum, delegation),
+    "next": on((*MODELS, Counter, Plain), next, with_rest(next, 0), list, sum, delegation),
     "reversed": on(ALL, lambda x: list(reversed(x))),
     "contains": on((*MODELS, *DATACLASSES, Container, Attributes, Counter), lambda x: 1 in x, lambda x: "a" in x),
     "items": on(ALL, lambda x: x[0], lambda x: x["a"], lambda x: x[0:2], operator.itemgetter(0)),
@@ -928,11 +943,11 @@ OPERATIONS: dict[str, Operation] = {
     "mapping": on(Attributes, lambda x: {**x}, lambda x: dict(**x), dict, lambda x: {"b": 2} | dict(x)),
     "call": on((Counter, Plain, Model), lambda x: x(), lambda x: x(1, k=2), lambda x: x(*[1], k=2), functools.partial),
     "static special method": on(Odd, lambda x: x(1, 2), lambda x: 1 in x),
-    "inherited special method": on(Mixed, lambda x: x(), lambda x: x.method(), right(setattr, "count", 2)),
+    "inherited special method": on(Mixed, lambda x: x(), lambda x: x.method(), with_rest(setattr, "count", 2)),
     "with": on((Counter, Plain), with_statement),
     "async protocols": on(Counter, async_with_statement, awaiting, async_iteration, anext_result),
     "no async protocols": on((Plain, Model), awaiting, aiter, asyncio.iscoroutine, inspect.isawaitable),
-    "isinstance with an instance": on((Counter, Plain), left(isinstance, 1), left(issubclass, int)),
+    "isinstance with an instance": on((Counter, Plain), with_first(isinstance, 1), with_first(issubclass, int)),
     "descriptor": on(Descriptor, descriptor_access, descriptor_deletion),
     "match": on(ALL, class_pattern),
     "singledispatch": on(ALL, dispatched),
@@ -965,7 +980,7 @@ OPERATIONS: dict[str, Operation] = {
         lambda x: dataclasses.replace(x, a=9),
     ),
     "is_dataclass": on(ALL, dataclasses.is_dataclass, lambda x: [f.name for f in dataclasses.fields(x)]),
-    "json": on(ALL, json.dumps, right(functools.partial(json.dumps, default=lambda x: sorted(vars(x))))),
+    "json": on(ALL, json.dumps, with_rest(functools.partial(json.dumps, default=lambda x: sorted(vars(x))))),
     "orjson": on(ALL, orjson.dumps, lambda x: orjson.dumps([x], default=lambda x: sorted(vars(x)))),
     # Pydantic
     "model_dump": on(
@@ -994,8 +1009,8 @@ OPERATIONS: dict[str, Operation] = {
     "attributes that models manage": on(
         Model,
         lambda x: x._secret,
-        right(setattr, "_secret", 8),
-        right(delattr, "_secret"),
+        with_rest(setattr, "_secret", 8),
+        with_rest(delattr, "_secret"),
         lambda x: x.twice,
         lambda x: (x.cached, vars(x)),
         Model.cached.__get__,
@@ -1054,7 +1069,7 @@ OPERATIONS: dict[str, Operation] = {
     "union of a base and its subclass": on(Derived, UNION.validate_python),
     # Known differences: `KNOWN` has the reasons
     "type(x) is C": on(ALL, lambda x: type(x) is x.__class__, lambda x: pickle.dumps(type(x))),
-    "__instancecheck__ of a metaclass": on(Registered, right(isinstance, Registered)),
+    "__instancecheck__ of a metaclass": on(Registered, with_rest(isinstance, Registered)),
     "object.__getattribute__, undeclared": on(UNDECLARED, lambda x: object.__getattribute__(x, "a")),
     "object.__setattr__, undeclared": on(UNDECLARED, lambda x: object.__setattr__(x, "b", 77)),
     "object.__setattr__ of __class__": on(Plain, lambda x: object.__setattr__(x, "__class__", Number)),
@@ -1068,7 +1083,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class Known(NamedTuple):
-    """Reason why a lazy instance differs, and the classes whose instances do."""
+    """The reason why lazy instances of some classes differ from real ones in one operation."""
 
     reason: str
     classes: tuple[type, ...] = ALL
@@ -1126,11 +1141,11 @@ def outcomes(function, cls):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_untouched_instance_behaves_as_real_one(name):
     classes, functions = OPERATIONS[name]
-    known = KNOWN[name].classes if name in KNOWN else ()
+    differing_classes = KNOWN[name].classes if name in KNOWN else ()
     for cls in classes:
         for index, function in enumerate(functions):
             real, lazy = outcomes(function, cls)
-            if cls in known:
+            if cls in differing_classes:
                 assert lazy != real, f"{name}, function {index}, no longer differs for {cls.__name__}"
             else:
                 assert lazy == real, f"{name}, function {index}, differs for {cls.__name__}"
@@ -1140,7 +1155,7 @@ def test_known_differences_are_operations():
     assert KNOWN.keys() <= OPERATIONS.keys()
 
 
-# Classes whose instances can't be lazy. Each is refused for one reason only.
+# Instances of these classes can't be lazy. Each class is refused for one reason only.
 
 
 class FrozenModel(BaseModel):
@@ -1296,19 +1311,19 @@ REFUSED = (
 )
 
 
-def test_classes_that_cannot_be_lazy():
+def test_classes_with_observable_access_cannot_be_lazy():
     for cls in REFUSED:
         assert lazy_class(layout_of(cls, cls.__name__), {cls, Event}) is None, cls
 
 
 @pytest.mark.parametrize("cls", [Data, PydanticData])
-def test_dataclass_cannot_be_lazy_if_a_model_revalidates_instances_of_subclasses(cls):
+def test_dataclass_that_a_model_revalidates_cannot_be_lazy(cls):
     assert lazy_class(LAYOUTS[cls], {cls, RevalidatingHolder}) is None
     assert lazy_class(LAYOUTS[Model], {Model, RevalidatingHolder}) is not None
 
 
 @pytest.mark.parametrize("cls", [BuiltinOperator, CachedOperator])
-def test_class_with_operator_that_is_no_function_cannot_be_lazy(cls):
+def test_class_whose_operator_is_not_a_function_cannot_be_lazy(cls):
     assert lazy_class(layout_of(cls, cls.__name__), {cls}) is None
 
 
@@ -1326,7 +1341,7 @@ def test_no_hook_of_an_author_sees_a_lazy_class():
     assert [Registered] == REGISTERED
 
 
-def test_subclass_of_a_lazy_class_of_a_model():
+def test_subclass_of_a_lazy_model_works_like_one_of_the_model():
     class Parent(BaseModel):
         a: int = 1
 
@@ -1348,7 +1363,7 @@ def test_subclasses_do_not_list_a_lazy_class():
 
 def test_class_is_the_real_one_after_an_access():
     for cls in ALL:
-        for access in (repr, vars, dir, copy.copy, operator.attrgetter("__class__"), right(hasattr, "missing")):
+        for access in (repr, vars, dir, copy.copy, operator.attrgetter("__class__"), with_rest(hasattr, "missing")):
             instance = States().unload(cls())
             assert is_lazy(instance)
             access(instance)

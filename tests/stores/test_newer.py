@@ -1,4 +1,4 @@
-"""Data stored by a newer version of the server isn't changed, and is refused with a sentence that names the remedy."""
+"""Data of a newer version of the server: the server refuses it with a sentence that names the remedy, unchanged."""
 
 import base64
 import contextlib
@@ -64,8 +64,8 @@ def test_a_snapshot_of_a_newer_number_is_refused_and_not_changed(store_url, make
 
 
 def test_a_bundle_of_a_newer_number_is_refused(bench):
-    written = bench.rpc("export_bundle", session_id=bench.create("ledger"))["bundle"]
-    newer = base64.b64decode(written).replace(b"toolpack-bundle-1", b"toolpack-bundle-12", 1)
+    bundle = bench.rpc("export_bundle", session_id=bench.create("ledger"))["bundle"]
+    newer = base64.b64decode(bundle).replace(b"toolpack-bundle-1", b"toolpack-bundle-12", 1)
     for mode in ("exact", "replay"):
         error = refused(-32602, bench.rpc, "import_bundle", bundle=base64.b64encode(newer).decode(), mode=mode)
         assert error.data["detail"] == (

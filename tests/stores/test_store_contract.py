@@ -1,4 +1,4 @@
-"""The contract's tests run elsewhere, as docs/internals/store.md describes. Only a correct store passes."""
+"""The contract's tests for other stores, run as docs/internals/store.md describes. Only a correct store passes."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class Careless(Forgetful):
 '''
 
 
-def tried(folder, text, *flags):
+def run_tests(folder, text, *flags):
     """Run the tests in a separate folder. Return the numbers of passed, failed and skipped tests."""
     (folder / "test_mine.py").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *flags]
@@ -42,7 +42,7 @@ def tried(folder, text, *flags):
 
 @pytest.mark.heavy
 def test_a_store_that_keeps_the_contract_passes(tmp_path):
-    ended, counts = tried(tmp_path, FILE, "-k", "not random")
+    ended, counts = run_tests(tmp_path, FILE, "-k", "not random")
     assert ended.returncode == 0, ended.stdout
     assert counts["passed"] > 75
     assert counts.keys() == {"passed", "skipped"}
@@ -55,7 +55,7 @@ def test_a_store_that_breaks_the_contract_fails_with_the_place(tmp_path):
         ("Careless", "test_delete_removes_all_data"),
     ):
         text = FILE.replace("    return lambda: MemoryStore", f"    return lambda: {name}") + FORGETFUL
-        ended, counts = tried(tmp_path, text, "-k", f"{failing} and not random")
+        ended, counts = run_tests(tmp_path, text, "-k", f"{failing} and not random")
         assert ended.returncode == 1
         assert counts["failed"] > 0
         assert re.search(

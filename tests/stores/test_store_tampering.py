@@ -1,4 +1,4 @@
-"""Any change of the store without the key is detected: of a session, a record or a blob."""
+"""Changes in a store without the server's key are detected, in a session, a record or a blob."""
 
 import asyncio
 import contextlib
@@ -89,7 +89,7 @@ def test_a_session_that_was_changed_is_refused(tampered, change):
     assert bench.rpc("close_session", session_id=session_id, owner=owner) == 1
 
 
-def test_a_session_put_in_another_s_place_is_refused(tampered):
+def test_a_session_put_in_anothers_place_is_refused(tampered):
     bench = tampered()
     rich, poor = bench.create(), bench.create()
     key = agent_key(bench, poor)
@@ -103,7 +103,7 @@ def test_a_session_put_in_another_s_place_is_refused(tampered):
     refused(-32012, bench.rpc, "list_functions", agent_key=key)
 
 
-def test_an_agent_s_path_opens_no_other_session(tampered):
+def test_an_agents_path_opens_no_other_session(tampered):
     bench = tampered()
     mine, other = bench.create(), bench.create()
     key = agent_key(bench, mine)

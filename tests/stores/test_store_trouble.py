@@ -1,4 +1,4 @@
-"""A store that is full, damaged or changed by another worker: the operations that still work, and the errors."""
+"""A store that is full, damaged or changed by another worker: which operations still work, and how others fail."""
 
 import contextlib
 import os
@@ -193,7 +193,7 @@ def test_a_damaged_row_is_reported_as_damaged(tmp_path, column):
     bench = Bench(store=f"sqlite:///{tmp_path}/sessions.db")
     try:
         session = bench.create()
-        bench.sessions.queues.cache.pop(session)  # so that the call reads it from the file
+        bench.sessions.queues.cache.pop(session)  # so that the call reads the session from the file
         with contextlib.closing(sqlite3.connect(tmp_path / "sessions.db", isolation_level=None)) as database:
             database.execute(
                 "UPDATE sessions SET labels = x'7b'" if column == "labels" else "UPDATE recipes SET text = x'7b'"

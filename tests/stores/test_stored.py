@@ -56,7 +56,7 @@ class Shop(TaskEnvironment):
 def build(opened_in: int = 2026) -> Shop:
     """Open the shop.
 
-    :param opened_in: The year.
+    :param opened_in: The year of the opening.
     """
     item = Item(name="pen", colours={Colour.BLUE})
     item._seen = 3
@@ -70,7 +70,7 @@ toolpack = Toolpack("shop", build)
 def note(log: Annotated[list[str], Depends("log")], text: str) -> int:
     """Write into the log.
 
-    :param text: What to write.
+    :param text: The text.
     """
     log.append(text)
     return len(log)
@@ -78,7 +78,7 @@ def note(log: Annotated[list[str], Depends("log")], text: str) -> int:
 
 @toolpack.function(read_only=True)
 def look(environment: Annotated[Shop, Depends(lambda environment: environment)]) -> list[bool | int | str]:
-    """Say what only an exact copy has."""
+    """Return properties that only an exact copy of the environment has."""
     (item, *_) = environment.items
     return [item is environment.favourite, item._seen, str(item.price), str(environment.opened_at), *environment.log]
 
@@ -88,7 +88,7 @@ EXACT = [True, 3, "1.50", "2001-03-02 09:30:00+00:00"]
 
 
 def fill(bench):
-    """Create a session with two more versions than the first, and a fork of the first of these."""
+    """Create a session with the versions 0, 1 and 2, and a fork of version 1."""
     parent = bench.create(
         "shop", labels={"role": "parent"}, ttl_seconds=315_360_000, options={"shop": {"opened_in": 2001}}
     )
@@ -134,7 +134,7 @@ class Sqlite:
 
     @staticmethod
     def layout(dumped):
-        """Return the numbers, and the statements that create tables and indices."""
+        """Return the layout's numbers, and the statements that create tables and indices."""
         statements = dumped.split(";\n")
         return sorted(each.strip() for each in statements if each.lstrip().startswith(("PRAGMA", "CREATE")))
 
@@ -144,7 +144,7 @@ PASSING = {"beat", "asked", "holder", "noted", "uncounted"}  # of running server
 
 
 class Redis:
-    """Writes all keys as JSON, in which each byte is a character."""
+    """Writes all keys as JSON. Each byte is one character of the JSON."""
 
     READ = {  # noqa: RUF012 - never changed
         b"string": lambda client, key: text(client.get(key)),
@@ -167,10 +167,10 @@ class Redis:
         """Return the kinds of keys, with their types and the structure of their values."""
         kinds = {}
         for name, (kind, value) in json.loads(dumped).items():
-            place = anonymous(name)
-            is_blob = place.startswith("toolpack:blob:")  # its format has a separate number
-            if not PASSING & {*place.split(":")}:
-                kinds.setdefault((place, kind), set()).update([] if is_blob else parts_of(value))
+            pattern = anonymous(name)
+            is_blob = pattern.startswith("toolpack:blob:")  # its format has a separate number
+            if not PASSING & {*pattern.split(":")}:
+                kinds.setdefault((pattern, kind), set()).update([] if is_blob else parts_of(value))
         return kinds
 
     def load(self, dumped):
@@ -235,7 +235,7 @@ DATABASES = {"sqlite": Sqlite, "redis": Redis, "postgres": Postgres}
 
 
 def anonymous(name):
-    """Return a name with stars in place of ids and digests, which differ each time."""
+    """Return a name with stars in place of ids and digests, because these differ each time."""
     return re.sub(r"[0-9a-f]{16,}", "*", name)
 
 
@@ -247,7 +247,7 @@ def parts_of(value):
 
 
 def made_of(text):
-    """Return the types of each line's JSON; a line that isn't JSON is returned as text."""
+    """Return the structure of each line's JSON. A line that isn't JSON is returned as text."""
     return "\n".join(types(line) for line in str(text).split("\n"))
 
 
@@ -291,8 +291,8 @@ def test_a_layout_that_changes_gets_another_number(kind, store_url, make_bench):
     database = DATABASES[kind](url)
     with contextlib.closing(make_bench(CATALOG, url)) as bench:
         fill(bench)
-    kept = FILES[kind].read_text(encoding="utf-8")
-    assert database.layout(database.dumped()) == database.layout(kept), (
+    stored_text = FILES[kind].read_text(encoding="utf-8")
+    assert database.layout(database.dumped()) == database.layout(stored_text), (
         f"The layout of the {kind} store has changed: give it another number, and write the kept file anew."
     )
 

@@ -51,17 +51,17 @@ def new_store(request, tmp_path):
 
 
 def test_a_store_is_shared_and_lasts_or_not(new_store, request):
-    kind, opener, kept = request.node.callspec.params["new_store"], new_store(), session()
+    kind, opener, stored = request.node.callspec.params["new_store"], new_store(), session()
     with contextlib.closing(opener()) as store:
         assert store.shared == (kind not in {"memory", "sqlite"})
-        store.create([kept], {"bank": "b0"}, {"b0": b"bank 0"})
-        store.commit([change(kept, 0, "b1")])
+        store.create([stored], {"bank": "b0"}, {"b0": b"bank 0"})
+        store.commit([change(stored, 0, "b1")])
     with contextlib.closing(opener()) as again:
-        assert (again.get(kept.id) is not None) == ("memory" not in kind)
+        assert (again.get(stored.id) is not None) == ("memory" not in kind)
 
 
 class InTurn:
-    """Stores of the same data, as several processes open them, used in turn."""
+    """Several stores on the same data, as several processes open them. Each call uses the next store."""
 
     def __init__(self, *stores):
         self._stores = stores
@@ -112,11 +112,11 @@ def test_a_fork_is_small(kind, tmp_path, request):
         return store._file.read("PRAGMA page_count")[0][0] * 4096
 
     recipe = b"x" * 110_000
-    kept = session(recipe=recipe)
-    store.create([kept], {"bank": "b"}, {"b": b"x" * 110_000})
+    stored = session(recipe=recipe)
+    store.create([stored], {"bank": "b"}, {"b": b"x" * 110_000})
     before = size()
     for _ in range(10):
-        store.create([fork_of(kept, recipe=recipe) for _ in range(100)], {"bank": "b"}, {})
+        store.create([fork_of(stored, recipe=recipe) for _ in range(100)], {"bank": "b"}, {})
     assert (size() - before) / 1000 < {"sqlite": 650, "redis": 1400}[kind]
     store.close()
 

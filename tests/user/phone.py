@@ -1,4 +1,4 @@
-"""The toolpack of a phone, a model of its user, and its agent."""
+"""The toolpack `phone`, a model that plays the phone's user, and an agent."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from chat_endpoint import called, said
+from chat_endpoint import text_message, tool_call_message
 
 from toolpack_server.client import AsyncClient
 from toolpack_server.packs.loading import load_catalog
@@ -21,30 +21,30 @@ PROMPT, CALLS = phone.PROMPT, phone.CALLS
 
 
 def the_model(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a user's answer, which depends only on the last message."""
+    """Return the user's answer. It depends only on the last message."""
     last = messages[-1]
     if last["role"] == "tool":
-        return said(WORKS) if "data" in last["content"] else called("look", json.dumps({"times": 1}))
-    texts = {GREETING: said(PROBLEM), ASKS: called("toggle_roaming"), THEN: said(LAST)}
+        return text_message(WORKS) if "data" in last["content"] else tool_call_message("look", json.dumps({"times": 1}))
+    texts = {GREETING: text_message(PROBLEM), ASKS: tool_call_message("toggle_roaming"), THEN: text_message(LAST)}
     return texts[last["content"]]
 
 
 async def be_the_agent(client: AsyncClient, session: Any) -> None:
     """Play the agent's part to the end, from any point of the conversation."""
     agent = client.agent(session)
-    last, done, said_so_far = -1, False, 0
-    while not done:
+    last, is_done, said_so_far = -1, False, 0
+    while not is_done:
         mine = [GREETING, ASKS, THEN][said_so_far:][:1]
         if said_so_far == 1:
             await agent.run_function("enable_line", call_id="line")
         for text in mine:
             await agent.say(text, call_id=text)
             said_so_far += 1
-        answered = False
-        while not (answered or done):
-            heard = await agent.listen(after=last, wait_seconds=30)
-            last = max([last, *(message["index"] for message in heard["messages"])])
-            answered, done = any(message["by"] == "user" for message in heard["messages"]), heard["done"]
+        is_answered = False
+        while not (is_answered or is_done):
+            reply = await agent.listen(after=last, wait_seconds=30)
+            last = max([last, *(message["index"] for message in reply["messages"])])
+            is_answered, is_done = any(message["by"] == "user" for message in reply["messages"]), reply["done"]
 
 
 async def be_all_agents(url: str, sessions: list[Any]) -> None:

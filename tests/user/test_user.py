@@ -1,4 +1,8 @@
-"""`toolpack-server user` plays its part by the record: once, within limits, and with any behaviour of its model."""
+"""`toolpack-server user`, the program that plays simulated users.
+
+It takes each step once, because it resumes from the session's records. It stays within its limits, whatever the model
+answers.
+"""
 
 import asyncio
 import builtins
@@ -9,7 +13,16 @@ from types import SimpleNamespace
 
 import phone
 import pytest
-from chat_endpoint import KEY, called, completion, cut_off, endpoint, refused, said, trickling
+from chat_endpoint import (
+    KEY,
+    completion,
+    cut_off,
+    endpoint,
+    error_response,
+    text_message,
+    tool_call_message,
+    trickling_response,
+)
 from ci import without
 from command_line import run_here
 from http_server import running
@@ -51,28 +64,28 @@ def script(tmp_path):
     return write
 
 
-def model(at, *more):
+def model(at, *flags):
     try:
         import openai  # noqa: F401, PLC0415
     except ImportError:
         without("no openai here: pip install -e '.[user]'")
-    return ["--model", "m", "--base-url", at.url, "--retries", "2", *more]
+    return ["--model", "m", "--base-url", at.url, "--retries", "2", *flags]
 
 
 def user(url, *arguments, label=LABEL):
     return run_here("user", "--url", url, "--label", label, *arguments, OPENAI_API_KEY=KEY)
 
 
-def begin(client, **more):
-    return client.create_session(task="phone/roam", labels={"run": "x"}, **more)
+def begin(client, **params):
+    return client.create_session(task="phone/roam", labels={"run": "x"}, **params)
 
 
 def at(url, session, name="user"):
     return AgentClient(url + session["participants"][name]["agent_path"])
 
 
-def played(url, sessions, *arguments):
-    """Play the agents' parts, and the users' with the command."""
+def play_all(url, sessions, *arguments):
+    """Play all sessions to their end: the agents in this process, and the users by the command."""
     agents = threading.Thread(target=lambda: asyncio.run(phone.be_all_agents(url, sessions)))
     agents.start()
     ended = user(url, *arguments)
@@ -80,7 +93,7 @@ def played(url, sessions, *arguments):
     return ended
 
 
-def done(client, session):
+def events_of(client, session):
     """Return the calls, messages and answers, with the `call_id`s of the user."""
     trace = client.get_trace(session["session_id"], path=True, limit=1000)
     return [each.get("function", each.get("content", each.get("answer"))) for each in trace if each["kind"] != "turn"]
@@ -94,19 +107,19 @@ ALL = [phone.GREETING, phone.PROBLEM, "enable_line", phone.ASKS, *phone.CALLS[1:
 
 def test_both_sides_are_played_by_a_script(client, url, script):
     sessions = [begin(client) for _ in range(3)]
-    ended = played(url, sessions, *script())
+    ended = play_all(url, sessions, *script())
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "3 sessions played: 3 answered.\n", "")
     for session in sessions:
-        assert done(client, session) == ALL
+        assert events_of(client, session) == ALL
         assert client.evaluate_session(session["session_id"])["passed"]
 
 
 def test_a_model_gets_its_trajectory_and_its_tokens_count(client, url):
     session = begin(client)
     with endpoint(phone.the_model) as model_at:
-        ended = played(url, [session], *model(model_at))
+        ended = play_all(url, [session], *model(model_at))
     assert (ended.returncode, ended.stdout) == (0, "1 sessions played: 1 answered.\n")
-    assert done(client, session) == ALL
+    assert events_of(client, session) == ALL
     last = model_at.asked[-1]
     assert last["messages"][0] == {"role": "system", "content": phone.PROMPT}
     assert [each["role"] for each in last["messages"][1:]] == [
@@ -129,16 +142,16 @@ def test_the_prompt_decides_who_speaks_first(client, url, script):
     prompt = [{"role": "system", "content": "x"}, {"role": "user", "content": "Begin."}]
     session = begin(client, participants={"user": {"prompt": prompt}})
     assert user(url, *script(["Bye. ###STOP###"])).returncode == 0
-    assert done(client, session) == ["Bye. ###STOP###"]
+    assert events_of(client, session) == ["Bye. ###STOP###"]
 
 
 def test_one_answer_makes_no_more_calls_than_turns_are_left(client, url):
     session = begin(client)
-    many = called("look")
+    many = tool_call_message("look")
     many["tool_calls"] *= 999
     with endpoint(lambda _: many) as at:
         assert user(url, *model(at, "--max-turns", "5"), "--first").returncode == 1
-    assert done(client, session)[:-1] == ["look"] * 5
+    assert events_of(client, session)[:-1] == ["look"] * 5
     assert client.get_trace(session["session_id"])[-1]["reason"] == "turns"
 
 
@@ -181,27 +194,27 @@ def test_a_call_that_leaves_no_record_is_not_repeated_for_ever():
 def test_other_stop_reasons_end_the_session(client, url, script):
     session = begin(client)
     assert user(url, *script(["###STOP### END"]), "--first", "--stop", "END").returncode == 0
-    assert done(client, session) == ["###STOP### END"]
+    assert events_of(client, session) == ["###STOP### END"]
 
 
 def test_new_sessions_are_found_and_others_left_alone(client, url, script):
     other = client.create_session(["phone"], labels={"run": "x"})
-    shown = begin(client)
+    new_session = begin(client)
     console = client.create_session(task="phone/roam", labels={"run": "x", "console": "look"})
     later = threading.Timer(0.1, lambda: begin(client))
     later.start()
     ended = user(url, *script(["Bye. ###STOP###"]), "--first", "--sessions", "2")
     later.join()
     assert ended.stdout == "2 sessions played: 2 answered.\n"
-    assert done(client, shown) == ["Bye. ###STOP###"]
-    assert done(client, other) == done(client, console) == []
+    assert events_of(client, new_session) == ["Bye. ###STOP###"]
+    assert events_of(client, other) == events_of(client, console) == []
 
 
 # Failures
 
 
 def fail(client, url, reason, *arguments, says=""):
-    """Let a user fail. Check that the failure is recorded, ends the session for all, and makes the verdict invalid."""
+    """Run a user that fails. Check that its failure is recorded, ends the session, and makes the verdict invalid."""
     session = begin(client)
     session_id = session["session_id"]
     ended = user(url, *arguments, "--first")
@@ -218,7 +231,7 @@ def fail(client, url, reason, *arguments, says=""):
         assert agent.listen(wait_seconds=30)["done"]
         over = "EpisodeOverError: a participant has failed, so no further call is run."
         assert agent.run_function("enable_line")["error"] == over
-    assert user(url, *arguments, "--first").stdout == ended.stdout  # a restart doesn't begin again
+    assert user(url, *arguments, "--first").stdout == ended.stdout  # a restarted program doesn't play the session again
     assert client.get_trace(session_id)[-1] == record
     return session
 
@@ -226,10 +239,10 @@ def fail(client, url, reason, *arguments, says=""):
 @pytest.mark.parametrize(
     ("answers", "reason", "says"),
     [
-        (lambda _: refused(500), "unreachable", "HTTP 500"),
+        (lambda _: error_response(500), "unreachable", "HTTP 500"),
         (lambda _: cut_off(), "unreachable", "No answer"),
-        (lambda _: refused(429, retry_after="0.1"), "rate_limit", "HTTP 429"),
-        (lambda _: refused(400), "refused", "no, ***"),
+        (lambda _: error_response(429, retry_after="0.1"), "rate_limit", "HTTP 429"),
+        (lambda _: error_response(400), "refused", "no, ***"),
         (
             lambda _: Response(BOMB, headers={"content-encoding": "gzip"}),
             "refused",
@@ -240,28 +253,32 @@ def fail(client, url, reason, *arguments, says=""):
         (lambda _: Response("x" * 2**23, 500), "refused", "more than 4194304 bytes"),
         (lambda _: Response(status_code=307, headers={"location": "/v1/chat/completions"}), "refused", "HTTP 307"),
         (lambda _: Response("{}", headers={"x": "y" * 2**20}), "unreachable", "No answer"),
-        (lambda _: trickling(), "timeout", "0.3 s"),
+        (lambda _: trickling_response(), "timeout", "0.3 s"),
         (lambda _: asyncio.sleep(60), "timeout", "0.3 s"),
         (lambda _: Response("<html>", media_type="text/html"), "nonsense", "a chat completion"),
         (lambda _: Response(b"\xff\xfe{", media_type="application/json"), "nonsense", "a chat completion"),
         (lambda _: Response('{"choices": []}', media_type="application/json"), "nonsense", "a chat completion"),
         (lambda _: Response("[" * 100_000, media_type="application/json"), "nonsense", "a chat completion"),
-        (lambda _: said(None), "nonsense", "5 answers in a row can't be used. It was empty."),
-        (lambda _: said(7), "nonsense", "a chat completion"),
-        (lambda _: completion(said("He"), finish_reason="length"), "nonsense", "cut off"),
-        (lambda _: called("look", "{"), "nonsense", "The arguments of 'look' weren't a JSON object."),
-        (lambda _: called("look", "[]"), "nonsense", "a JSON object"),
-        (lambda _: called("look", [7]), "nonsense", "a chat completion"),
-        (lambda _: called("fly"), "wrong_calls", "5 calls in a row"),
-        (lambda _: called("enable_line"), "wrong_calls", "5 calls in a row"),
-        (lambda _: called("look", '{"times": "x"}'), "wrong_calls", "5 calls in a row"),
-        (lambda _: said("x" * 300_000), "nonsense", "TOOLPACK_MAX_RESULT_BYTES"),
-        (lambda _: said("x" * 3_000_000), "nonsense", "bytes"),
-        (lambda _: said("Hi \ud800"), "nonsense", "no low surrogate"),
-        (lambda _: said("###STOP### \ud800"), "nonsense", "no low surrogate"),
-        (lambda _: called("\ud800", "{}"), "nonsense", "no low surrogate"),
-        (lambda _: called("look", '{"x": ' + "[" * 200 + "]" * 200 + "}"), "wrong_calls", "5 calls in a row"),
-        (lambda _: called("look", json.dumps({"x": "x" * 3_000_000})), "nonsense", "bytes"),
+        (lambda _: text_message(None), "nonsense", "5 answers in a row can't be used. It was empty."),
+        (lambda _: text_message(7), "nonsense", "a chat completion"),
+        (lambda _: completion(text_message("He"), finish_reason="length"), "nonsense", "cut off"),
+        (lambda _: tool_call_message("look", "{"), "nonsense", "The arguments of 'look' weren't a JSON object."),
+        (lambda _: tool_call_message("look", "[]"), "nonsense", "a JSON object"),
+        (lambda _: tool_call_message("look", [7]), "nonsense", "a chat completion"),
+        (lambda _: tool_call_message("fly"), "wrong_calls", "5 calls in a row"),
+        (lambda _: tool_call_message("enable_line"), "wrong_calls", "5 calls in a row"),
+        (lambda _: tool_call_message("look", '{"times": "x"}'), "wrong_calls", "5 calls in a row"),
+        (lambda _: text_message("x" * 300_000), "nonsense", "TOOLPACK_MAX_RESULT_BYTES"),
+        (lambda _: text_message("x" * 3_000_000), "nonsense", "bytes"),
+        (lambda _: text_message("Hi \ud800"), "nonsense", "no low surrogate"),
+        (lambda _: text_message("###STOP### \ud800"), "nonsense", "no low surrogate"),
+        (lambda _: tool_call_message("\ud800", "{}"), "nonsense", "no low surrogate"),
+        (
+            lambda _: tool_call_message("look", '{"x": ' + "[" * 200 + "]" * 200 + "}"),
+            "wrong_calls",
+            "5 calls in a row",
+        ),
+        (lambda _: tool_call_message("look", json.dumps({"x": "x" * 3_000_000})), "nonsense", "bytes"),
     ],
 )
 def test_a_model_that_fails_ends_the_session_with_a_named_reason(client, url, answers, reason, says):
@@ -276,7 +293,7 @@ def test_a_missing_endpoint_ends_the_program(client, url):
 
 
 def test_limits_end_the_session(client, url, script):
-    with endpoint(lambda _: called("look")) as at:
+    with endpoint(lambda _: tool_call_message("look")) as at:
         fail(client, url, "turns", *model(at, "--max-turns", "3"), says="All 3 turns are used.")
         assert len(at.asked) == 3
         client.close_session(labels={"run": "x"})
@@ -287,14 +304,22 @@ def test_limits_end_the_session(client, url, script):
 
 def test_a_participant_without_calls_left_is_told_so(client, url):
     session = begin(client, participants={"user": {"max_calls": 1}})
-    with endpoint(lambda messages: said("###STOP###") if "[Your last" in str(messages) else called("look")) as at:
+    with endpoint(
+        lambda messages: text_message("###STOP###") if "[Your last" in str(messages) else tool_call_message("look")
+    ) as at:
         assert user(url, *model(at), "--first").returncode == 0
-    assert done(client, session) == ["look", "###STOP###"]
+    assert events_of(client, session) == ["look", "###STOP###"]
     assert ["tools" in body for body in at.asked] == [True, False, False]
 
 
 def test_a_model_that_fails_for_a_while_is_retried(client, url):
-    faults = [refused(429, retry_after="0.01"), cut_off(), said(""), trickling(), refused(409)]
+    faults = [
+        error_response(429, retry_after="0.01"),
+        cut_off(),
+        text_message(""),
+        trickling_response(),
+        error_response(409),
+    ]
     session = begin(client)
 
     def answer(messages):
@@ -303,16 +328,16 @@ def test_a_model_that_fails_for_a_while_is_retried(client, url):
         return phone.the_model([each for each in messages if "[Your last" not in str(each["content"])])
 
     with endpoint(answer) as at:
-        ended = played(url, [session], *model(at, "--timeout", "3"))
+        ended = play_all(url, [session], *model(at, "--timeout", "3"))
     assert (ended.returncode, faults) == (0, [])
-    assert done(client, session) == ALL
+    assert events_of(client, session) == ALL
     assert client.evaluate_session(session["session_id"])["passed"]
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_wrong_key_or_model_ends_the_program_and_no_session(client, url, status):
     session = begin(client)
-    with endpoint(lambda _: refused(status)) as at:
+    with endpoint(lambda _: error_response(status)) as at:
         ended = user(url, *model(at), "--first")
     assert ended.returncode == 1
     assert ended.stdout == "0 sessions played: none has ended.\n"
@@ -329,7 +354,7 @@ class Killed(BaseException):
 
 
 def test_the_program_resumes_where_it_was(client, url, monkeypatch):
-    """The program is stopped before and after each of its steps; the record must be the same as without stops."""
+    """The program is stopped before and after each of its steps. The records must be the same as without stops."""
     session = begin(client)
     agents = threading.Thread(target=lambda: asyncio.run(phone.be_all_agents(url, [session])))
     agents.start()
@@ -339,13 +364,13 @@ def test_the_program_resumes_where_it_was(client, url, monkeypatch):
         act = player.Player._act
         deaths = {f"{when} {number}" for when in ("before", "after") for number in range(5)}
 
-        async def dying(self, place, answer):
-            if f"before {place.turn}" in deaths:
-                deaths.remove(f"before {place.turn}")
+        async def dying(self, position, answer):
+            if f"before {position.turn}" in deaths:
+                deaths.remove(f"before {position.turn}")
                 raise Killed
-            await act(self, place, answer)
-            if f"after {place.turn}" in deaths:
-                deaths.remove(f"after {place.turn}")
+            await act(self, position, answer)
+            if f"after {position.turn}" in deaths:
+                deaths.remove(f"after {position.turn}")
                 raise Killed
 
         monkeypatch.setattr(player.Player, "_act", dying)
@@ -360,7 +385,7 @@ def test_the_program_resumes_where_it_was(client, url, monkeypatch):
     agents.join()
     assert (ended.stdout, deaths) == ("1 sessions played: 1 answered.\n", set())
     assert starts == 11
-    assert done(client, session) == ALL
+    assert events_of(client, session) == ALL
     assert client.evaluate_session(session["session_id"])["passed"]
 
 
@@ -377,7 +402,7 @@ def test_two_programs_do_no_work_twice(client, url, script):
         thread.join()
     assert ends == ["5 sessions played: 5 answered."] * 2
     for session in sessions:
-        assert done(client, session) == ALL
+        assert events_of(client, session) == ALL
 
 
 def run(url, script):
@@ -395,25 +420,25 @@ def run(url, script):
 
 def test_a_fork_goes_on_and_a_reset_goes_back(client, url, script):
     session = begin(client)
-    played(url, [session], *script())
+    play_all(url, [session], *script())
     session_id = session["session_id"]
     fork = client.fork_session(session_id)[0]
     again = user(url, *script())
     assert again.stdout == "2 sessions played: 2 answered.\n"
-    assert done(client, fork) == ALL
+    assert events_of(client, fork) == ALL
     client.reset_session(session_id, version=1)
-    assert done(client, session) == ALL[:4]
+    assert events_of(client, session) == ALL[:4]
 
     def end():
         with at(url, session, "agent") as agent:
-            heard = agent.listen(after=2, wait_seconds=30)
-            agent.say(phone.THEN if heard["messages"] else "?")
+            reply = agent.listen(after=2, wait_seconds=30)
+            agent.say(phone.THEN if reply["messages"] else "?")
 
     agent = threading.Thread(target=end)
     agent.start()
     assert user(url, *script()).stdout == "2 sessions played: 2 answered.\n"
     agent.join()
-    assert done(client, session) == ALL
+    assert events_of(client, session) == ALL
     assert client.evaluate_session(session_id)["passed"]
 
 
@@ -425,19 +450,19 @@ def test_a_fork_of_a_failed_session_is_played_again(client, url, script):
         == "2 sessions played: 1 failed (script), 1 answered.\n"
     )
     assert client.evaluate_session(fork["session_id"])["valid"]
-    assert done(client, fork) == ["Bye. ###STOP###"]
+    assert events_of(client, fork) == ["Bye. ###STOP###"]
 
 
 def test_a_replay_and_a_bundle_have_the_conversation(client, url):
     session = begin(client)
-    with endpoint(lambda _: called("fly")) as at:
+    with endpoint(lambda _: tool_call_message("fly")) as at:
         user(url, *model(at), "--first")
     replay = client.replay_session(session["session_id"])
     assert replay["complete"]
     bundle = client.export_bundle(session["session_id"])["bundle"]
-    taken = client.import_bundle(bundle, labels={"run": "x"})
+    imported = client.import_bundle(bundle, labels={"run": "x"})
     kinds = ["turn", "call"] * 5 + ["failure"]
-    for session_id in (replay["session"]["session_id"], taken["session_id"]):
+    for session_id in (replay["session"]["session_id"], imported["session_id"]):
         trace = client.get_trace(session_id)
         assert [each["kind"] for each in trace] == kinds
         assert client.evaluate_session(session_id)["failure"]["type"] == "wrong_calls"
@@ -467,27 +492,27 @@ def test_an_invalid_script_is_refused(tmp_path, content, says):
 
 
 def test_a_missing_option_is_named_in_a_sentence(script, monkeypatch, url):
-    def told(*arguments, **variables):
+    def error_of(*arguments, **variables):
         ended = run_here("user", "--label", LABEL, *arguments, **variables)
         assert ended.returncode > 0
         return ended.stderr
 
-    assert told() == told("--model", "m", *script()) == "toolpack-server: Give either --model or --script.\n"
-    assert "is not of the form name=value" in told("--label", "x", *script())
-    assert "URL begins with http://" in told("--url", "ftp://x", *script())
+    assert error_of() == error_of("--model", "m", *script()) == "toolpack-server: Give either --model or --script.\n"
+    assert "is not of the form name=value" in error_of("--label", "x", *script())
+    assert "URL begins with http://" in error_of("--url", "ftp://x", *script())
     model_at = ["--model", "m", "--url", url]
     if "OPENAI_API_KEY" not in __import__("os").environ:
-        assert told(*model_at).startswith("toolpack-server: Set OPENAI_API_KEY")
+        assert error_of(*model_at).startswith("toolpack-server: Set OPENAI_API_KEY")
     real_import = builtins.__import__
 
-    def without_openai(name, *given):
+    def without_openai(name, *arguments):
         if name == "openai":
             raise ImportError(name)
-        return real_import(name, *given)
+        return real_import(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", without_openai)
     needed = "toolpack-server: A model needs the openai package: pip install 'toolpack-server[user]'.\n"
-    assert told(*model_at, OPENAI_API_KEY=KEY) == needed
+    assert error_of(*model_at, OPENAI_API_KEY=KEY) == needed
 
 
 def test_a_missing_server_ends_the_program(script, monkeypatch):

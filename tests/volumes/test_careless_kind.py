@@ -1,6 +1,6 @@
-"""A kind of volume that writes although it is open read-only: its changes reach no other call.
+"""A kind of volume that lets read-only calls write: its changes reach no other call.
 
-The server also trusts a kind's report at the end of a read-only call.
+At the end of a read-only call, the server also relies on the kind's report that the working copy is unchanged.
 """
 
 import importlib
@@ -50,9 +50,9 @@ def test_writes_of_a_read_only_call_end_with_it(careless):
 
     @pack.function(read_only=True)
     def peek(log: log, boat: str) -> list[str]:
-        """Look, and leave something behind.
+        """Write, although the function is declared read-only.
 
-        :param boat: What.
+        :param boat: The name of a boat.
         """
         log.add(boat)
         if boat == "wreck":
@@ -61,7 +61,7 @@ def test_writes_of_a_read_only_call_end_with_it(careless):
 
     @pack.function(read_only=True)
     def moored(log: log) -> list[str]:
-        """Say what there is."""
+        """Return the moored boats."""
         return log.lines
 
     feature = type("CarelessFeature", (Feature,), {"name": "careless", "volumes": (careless,)})

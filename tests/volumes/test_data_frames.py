@@ -17,8 +17,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "write" / "worlds.md").read_text(en
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """Return the result of the page's functions for a frame."""
+def store_and_restore(tmp_path_factory):
+    """Return a function that stores and restores a frame with the page's code."""
     folder = tmp_path_factory.mktemp("packs")
     source = re.search(r"^## Data frames\n.*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
     (folder / "sales_of_the_page.py").write_text(source)
@@ -61,19 +61,22 @@ INDEXES = [
 
 @pytest.mark.parametrize("index", INDEXES, ids=["plain", "named", "of several levels", "a range"])
 @pytest.mark.parametrize("columns", EXACT.values(), ids=EXACT)
-def test_a_frame_is_restored_exactly(kept, columns, index):
+def test_a_frame_is_restored_exactly(store_and_restore, columns, index):
     frame = pd.DataFrame(columns)
     if index is not None:
         frame.index = index
-    again = kept(frame)
+    again = store_and_restore(frame)
     pd.testing.assert_frame_equal(again, frame, check_index_type="exact", check_column_type="exact", check_exact=True)
-    assert kept(again).equals(again)
+    assert store_and_restore(again).equals(again)
 
 
-def test_frames_that_are_not_restored_exactly(kept):
+def test_frames_that_are_not_restored_exactly(store_and_restore):
     with pytest.raises(ValueError, match="Could not convert"):
-        kept(pd.DataFrame({"x": [1, "a"]}))
-    assert kept(pd.DataFrame({"x": [{"a": 1}, {"b": 2}]}))["x"][0] == {"a": 1.0, "b": None}
-    assert type(kept(pd.DataFrame({"x": [[1, 2]]}))["x"][0]).__name__ == "ndarray"
-    assert kept(pd.DataFrame({"x": pd.Series(["a", None], dtype="object")}))["x"].dtype == "str"
-    assert kept(pd.DataFrame({"x": [1]}, index=pd.date_range("2026-01-01", periods=1, freq="D"))).index.freq is None
+        store_and_restore(pd.DataFrame({"x": [1, "a"]}))
+    assert store_and_restore(pd.DataFrame({"x": [{"a": 1}, {"b": 2}]}))["x"][0] == {"a": 1.0, "b": None}
+    assert type(store_and_restore(pd.DataFrame({"x": [[1, 2]]}))["x"][0]).__name__ == "ndarray"
+    assert store_and_restore(pd.DataFrame({"x": pd.Series(["a", None], dtype="object")}))["x"].dtype == "str"
+    assert (
+        store_and_restore(pd.DataFrame({"x": [1]}, index=pd.date_range("2026-01-01", periods=1, freq="D"))).index.freq
+        is None
+    )

@@ -1,8 +1,8 @@
-"""Changes of a failed call to databases and files are never kept, whatever breaks at its end.
+"""Changes of a failed call to databases and files are never kept, at whatever step its end fails.
 
-The checks afterwards use what any client can see: the session, its forks, the server's answers, SQLite's own check,
-another worker, a restarted server. In threads, each step of a call's end is broken. In executors, which cost several
-times as much, every fourth step is broken, and in the long test all of them.
+The tests break each step at the end of a call. Then they check the session, its forks, the server's answers, SQLite's
+own check, another worker, and a restarted server. Executors take several times as long as threads, so there only every
+fourth step is broken, and all steps only in the long test.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class World:
         self.why = None  # the error of the last call
 
     def change(self, way, where="finish", step=0):
-        """Change the session, with a fault during the call. Return whether the call succeeded nevertheless."""
+        """Change the session, with an injected failure. Return whether the call succeeded nevertheless."""
         self.number += 1
         number = self.number
         kwargs = {"number": number, "way": way, "where": where, "step": step}
@@ -76,10 +76,10 @@ class World:
         assert bench.result(session, "look") == self.expected()
 
     def is_shown(self, bench, session):
-        shown = bench.rpc("get_environment", session_id=session)["breaking"]
-        assert [row["number"] for row in shown["db"]["entry"].values()] == self.entries
-        assert shown["notes"] == self.notes
-        assert shown["files"] == self.files
+        view = bench.rpc("get_environment", session_id=session)["breaking"]
+        assert [row["number"] for row in view["db"]["entry"].values()] == self.entries
+        assert view["notes"] == self.notes
+        assert view["files"] == self.files
 
     def check(self):
         self.is_seen(self.bench, self.session)
@@ -89,7 +89,7 @@ class World:
         self.bench.rpc("close_session", session_id=fork["session_id"])
 
 
-# With the distance from one broken step to the next.
+# `stride` is the distance from one broken step to the next.
 STRIDES = [("thread", 1), ("process", 4), pytest.param("process", 1, marks=pytest.mark.long)]
 WAYS = {"connect": 1, "closed": 3, "path": 3}
 in_strides = pytest.mark.parametrize(("isolation", "stride"), STRIDES, indirect=["isolation"])
@@ -158,7 +158,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("function", FAILING)
-def test_a_call_that_cant_end_as_it_should_leaves_nothing(isolation, tmp_path, function):
+def test_a_call_with_an_invalid_end_leaves_nothing(isolation, tmp_path, function):
     url = f"sqlite:///{tmp_path / 'sessions.db'}"
     with make(isolation, url) as bench:
         world = World(bench, bench.create("breaking"))
@@ -242,7 +242,7 @@ def test_an_open_database_file_cannot_change_a_stored_one(isolation):
         assert (content["entries"], content["check"]) == ([1, 1], "ok")
 
 
-# What belongs to whom
+# Owners of working copies
 
 
 def copies(folder):
@@ -282,17 +282,17 @@ def test_unused_copies_are_deleted(tmp_path):
     scratch = Scratch(tmp_path, 100)
     reading = scratch.share("a", None, load)
     changed, origin = scratch.take("a", None, load)
-    place = scratch.put("b", changed, origin)
+    path = scratch.put("b", changed, origin)
     scratch.release(reading)
-    scratch.release(scratch.share("b", place, load))
-    assert scratch.take("b", place, load)[0] is changed, "it is the session's own"
-    place = scratch.put("c", changed, origin)
+    scratch.release(scratch.share("b", path, load))
+    assert scratch.take("b", path, load)[0] is changed, "it is the session's own"
+    path = scratch.put("c", changed, origin)
     del reading, origin
     for number in range(MAX_RECENT):
         scratch.release(scratch.share(number, None, load))
     assert not copies[0].gone, "a session has a clone of it, and others may need one"
     again = scratch.share("c", None, load)
-    del place
+    del path
     scratch.release(again)
     scratch.tidy()
     assert not changed.gone, "somebody has its place"
@@ -318,29 +318,29 @@ def test_a_writer_gets_a_clone_of_a_copy_in_use(tmp_path):
 
     scratch = Scratch(tmp_path, 100)
     mine = Copy()
-    place = scratch.put("a", mine, None)
-    reading = scratch.share("a", place, Copy)
-    assert scratch.take("a", place, Copy)[0] is not mine, "somebody reads it"
+    path = scratch.put("a", mine, None)
+    reading = scratch.share("a", path, Copy)
+    assert scratch.take("a", path, Copy)[0] is not mine, "somebody reads it"
     scratch.release(reading)
-    assert scratch.take("a", place, Copy)[0] is mine
-    place = scratch.put("b", mine, None)
+    assert scratch.take("a", path, Copy)[0] is mine
+    path = scratch.put("b", mine, None)
     scratch.release(scratch.share("b", None, Copy))
-    assert scratch.take("b", place, Copy)[0] is not mine, "a fork has found it, and others may"
+    assert scratch.take("b", path, Copy)[0] is not mine, "a fork has found it, and others may"
 
 
 def test_a_connection_that_fails_to_open_locks_nothing(tmp_path, monkeypatch):
-    with contextlib.closing(sqlite3.connect(tmp_path / "database")) as made:
-        made.execute("CREATE TABLE one (x)")
-        made.commit()
+    with contextlib.closing(sqlite3.connect(tmp_path / "database")) as database:
+        database.execute("CREATE TABLE one (x)")
+        database.commit()
     file = DatabaseFile(Scratch(tmp_path, 10), tmp_path / "database", foreign_keys=False)
     with monkeypatch.context() as breaking:
         breaking.setattr(database_connection, "pin_functions", lambda connection, _: connection.execute("nonsense"))
-        with pytest.raises(sqlite3.OperationalError) as kept:  # the exception's owner holds the connection
+        with pytest.raises(sqlite3.OperationalError) as caught:  # the exception keeps the connection alive
             open_connection(file, 10**6, read_only=False, pinned=True)
     with contextlib.closing(sqlite3.connect(file.path, timeout=0)) as other:
         other.execute("INSERT INTO one VALUES (1)")
         other.commit()
-    assert "nonsense" in str(kept.value)
+    assert "nonsense" in str(caught.value)
 
 
 def test_a_file_replaced_by_a_rename_frees_its_room():

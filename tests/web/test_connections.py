@@ -1,6 +1,7 @@
-"""Connections and requests: one client can't keep others out.
+"""Limits on connections and requests: one client can't keep other clients out.
 
-Owners and agents have shares of them. If none is left, the oldest silent or idle connection makes room.
+Each owner and agent has a share of the connections. If all are taken, the oldest silent or idle connection is closed
+for a new one.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ def http(request):
 
 @contextlib.contextmanager
 def opening(http, **settings):
-    """Serve, and open connections that aren't too slow for the test."""
+    """Serve, and yield the `Opened` connections. The server's time limits are longer than the test."""
     settings |= {"receive_seconds": 900}
     with served(http, **settings) as endpoint, Opened(endpoint) as opened:
         yield opened
@@ -97,13 +98,13 @@ def test_an_idle_connection_makes_room_if_few_are_silent(http):
 
 def test_one_owner_holds_at_most_half_of_the_connections(http):
     with opening(http, tokens=TOKENS, max_connections=10) as opened:
-        held = opened.holding(5, of("ann", UNFINISHED))
+        connections = opened.holding(5, of("ann", UNFINISHED))
         message = check_refusal(answer(opened.connect(of("ann"))), 503)
         assert "5 requests that are being answered" in message
         assert "TOOLPACK_MAX_CONNECTIONS (an owner may use half of them)" in message
-        opened.silent(4)  # these don't keep the others out either
+        opened.silent(4)  # these connections don't keep other owners out, either
         assert answer(opened.connect(of("bob")))[0] == 200
-        held[0].close()
+        connections[0].close()
         wait_until(lambda: len(opened.places._held) == 4, "the end of one")
         assert answer(opened.connect(of("ann")))[0] == 200
 
@@ -152,23 +153,23 @@ def test_an_agents_address_has_few_requests_at_once(http):
         call = request("run_function", function="add_and_hold", kwargs={"name": "address"})
         tool = request("tools/call", name="add_and_hold", arguments={"name": "address"})
 
-        def sent(path, body):
+        def request_to(path, body):
             text = json.dumps(body).encode()
             return HEAD.replace(b"/rpc", path.encode()) + b"Content-Length: %d\r\n\r\n" % len(text) + text
 
         try:
-            held = opened.holding(1, sent(sessions[0]["agent_path"], call))
-            held += opened.holding(1, sent(sessions[0]["mcp_path"], tool))
+            connections = opened.holding(1, request_to(sessions[0]["agent_path"], call))
+            connections += opened.holding(1, request_to(sessions[0]["mcp_path"], tool))
             for path, body in (("agent_path", call), ("mcp_path", tool)):
-                message = check_refusal(answer(opened.connect(sent(sessions[0][path], body))), 503)
+                message = check_refusal(answer(opened.connect(request_to(sessions[0][path], body))), 503)
                 assert "2 requests to this address are being answered" in message
             assert opened.endpoint.rpc("get_session", session_id=sessions[0]["session_id"])["version"] == 0
-            assert answer(opened.connect(sent(sessions[1]["agent_path"], request("list_functions"))))[0] == 200
+            assert answer(opened.connect(request_to(sessions[1]["agent_path"], request("list_functions"))))[0] == 200
         finally:
             gate.set()
-        assert [answer(connection)[0] for connection in held] == [200, 200]
+        assert [answer(connection)[0] for connection in connections] == [200, 200]
         wait_until(lambda: not opened.places._of_address, "the release")
-        assert answer(opened.connect(sent(sessions[0]["agent_path"], request("list_functions"))))[0] == 200
+        assert answer(opened.connect(request_to(sessions[0]["agent_path"], request("list_functions"))))[0] == 200
 
 
 def test_a_client_that_resets_the_connection_causes_no_error():
@@ -190,23 +191,23 @@ class Fake:
 
 
 def test_held_resources_are_released_at_any_end():
-    places = Connections(Settings(max_connections=2, max_agent_requests=1), several=False)
+    connections = Connections(Settings(max_connections=2, max_agent_requests=1), several=False)
     connection, caller = Fake(), Caller("ann", "a session")
     scope = {"state": {STATE: connection}}
     for closed in (False, True):
-        places.opened(connection)
-        places.hold(scope, caller)
+        connections.opened(connection)
+        connections.hold(scope, caller)
         with pytest.raises(HttpRefusedError):
-            places.hold(scope, caller)
+            connections.hold(scope, caller)
         if closed:
-            places.closed(connection)
-        places.release(scope, caller)
-        assert (connection in places._idle) is not closed
-        assert not places._held
-        assert not places._of_owner
-        assert not places._of_address
-        places.closed(connection)
-    places.hold({}, caller)  # without a connection, as from a test client
-    places.release({}, caller)
-    assert not places._of_owner
+            connections.closed(connection)
+        connections.release(scope, caller)
+        assert (connection in connections._idle) is not closed
+        assert not connections._held
+        assert not connections._of_owner
+        assert not connections._of_address
+        connections.closed(connection)
+    connections.hold({}, caller)  # a request without a connection, as from a test client
+    connections.release({}, caller)
+    assert not connections._of_owner
     assert connection.reasons == []

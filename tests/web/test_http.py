@@ -1,4 +1,7 @@
-"""HTTP around JSON-RPC: 200 for requests that reach it; other requests get an HTTP status and one form of body."""
+"""HTTP around JSON-RPC: a request that reaches JSON-RPC gets the status 200.
+
+Other requests get another status and a body in a common form.
+"""
 
 import asyncio
 import contextlib
@@ -93,19 +96,19 @@ def test_too_large_a_body_is_413_with_or_without_its_length(server):
         ("DELETE", "/openrpc.json", 405),
     ],
 )
-def test_other_paths_and_methods(server, method, path, status):
+def test_other_paths_are_404_and_other_methods_405(server, method, path, status):
     response = server.http.request(method, path, content=BODY, headers=JSON)
-    said = refusal(response, status)
+    message = refusal(response, status)
     assert ("allow" in response.headers) is (status == 405)
     if status == 405:
-        assert said == f"This path doesn't take {method}: use {response.headers['allow']}."
+        assert message == f"This path doesn't take {method}: use {response.headers['allow']}."
     else:
-        assert "POST" in said
+        assert "POST" in message
 
 
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 def test_head_is_answered_at_once_and_without_a_body(http):
-    # Only the answer's end may send it: an idle connection is kept for longer than the test waits.
+    # The server must send the answer at its end. It keeps an idle connection open for longer than the test waits.
     with http_endpoint.served(http, keep_alive=10 * serving.PATIENCE) as endpoint, endpoint.connect() as connection:
         for path, status in (("/healthz", 200), ("/readyz", 200), ("/console/", 200), ("/rpc", 405), ("/nothing", 404)):
             connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -125,7 +128,7 @@ def test_json_rpc_responses_are_200_and_notifications_204(server):
     assert (several.status_code, several.content) == (204, b"")
 
 
-def test_health_and_readiness(server, guarded):
+def test_healthz_and_readyz_answer_200(server, guarded):
     for running in (server, guarded):
         assert running.http.get("/healthz").text == "ok"
         assert running.http.get("/readyz").text == "ready"
@@ -215,18 +218,18 @@ def asking(**settings):
     application.state.gateway.ready = True
 
     def ask(method, path, headers, *messages):
-        sent, body = [], iter(messages or [{"type": "http.request", "body": BODY, "more_body": False}])
+        messages_sent, body = [], iter(messages or [{"type": "http.request", "body": BODY, "more_body": False}])
 
         async def receive():
             return next(body)
 
         async def send(message):
-            sent.append(message)
+            messages_sent.append(message)
 
         scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
                  "headers": headers, "http_version": "1.1", "scheme": "http"}  # fmt: skip
         bench._run(application(scope, receive, send))
-        return sent[0]["status"], sent[1]["body"]
+        return messages_sent[0]["status"], messages_sent[1]["body"]
 
     try:
         yield ask, bench

@@ -1,7 +1,7 @@
 """Access: tokens and the file of their hashes, loopback without tokens, and the agent's address.
 
-Replies to unauthorised requests are identical to the byte, whatever exists behind the address. Nothing that is written
-contains a secret.
+Replies to unauthorised requests are identical to the byte, whether or not the address exists. No file, log line or
+answer contains a secret.
 """
 
 import base64
@@ -102,11 +102,11 @@ def owner(gate, token):
 
 
 def test_the_command_prints_a_line_that_works(tmp_path):
-    done = subprocess.run(server_process.command("token", "carol"), capture_output=True, text=True, check=True)
-    token = done.stderr.rpartition(" ")[2].strip()
-    assert token not in done.stdout
+    process = subprocess.run(server_process.command("token", "carol"), capture_output=True, text=True, check=True)
+    token = process.stderr.rpartition(" ")[2].strip()
+    assert token not in process.stdout
     assert len(token) >= 32
-    gate_of_file = gate(tmp_path, done.stdout)
+    gate_of_file = gate(tmp_path, process.stdout)
     assert owner(gate_of_file, token) == "carol"
     with pytest.raises(HttpRefusedError):
         owner(gate_of_file, token + "x")
@@ -185,7 +185,7 @@ def with_tokens(tmp_path, *tokens):
 
 
 def test_sessions_without_owner_are_logged_and_reachable(tmp_path, caplog):
-    def listed(url, token):
+    def list_ids(url, token):
         with python_client.Client(url, token=token) as client:
             return [session["session_id"] for session in client.list_sessions()]
 
@@ -197,20 +197,20 @@ def test_sessions_without_owner_are_logged_and_reachable(tmp_path, caplog):
         client.run_function(session["session_id"], "add", {"amount": 2})
     assert warnings() == []
     with with_tokens(tmp_path, f"ann:{ANN}") as url:
-        (said,) = serving.wait_until(warnings, "the log")
-        assert listed(url, ANN) == []
-    assert said.startswith("1 session was created without a token, so no owner can use it")
-    assert "nobody:TOKEN" in said
+        (warning,) = serving.wait_until(warnings, "the log")
+        assert list_ids(url, ANN) == []
+    assert warning.startswith("1 session was created without a token, so no owner can use it")
+    assert "nobody:TOKEN" in warning
     caplog.clear()
     with with_tokens(tmp_path, f"ann:{ANN}", f"nobody:{BOB}") as url:
-        assert listed(url, BOB) == [session["session_id"]]
+        assert list_ids(url, BOB) == [session["session_id"]]
         with python_client.AgentClient(url + session["agent_path"]) as agent:
             assert agent.run_function("total")["result"] == 2
         with python_client.Client(url, token=BOB) as client:
             bundle = client.export_bundle(session["session_id"])["bundle"]
         with python_client.Client(url, token=ANN) as client:
             assert client.import_bundle(bundle)["version"] == 1
-        assert len(listed(url, ANN)) == 1
+        assert len(list_ids(url, ANN)) == 1
     assert warnings() == []
 
 
@@ -253,8 +253,10 @@ def test_other_and_unknown_sessions_get_identical_answers(ann, bob):
     closed = ann.rpc("create_session", toolpacks=["ledger"])["session_id"]
     ann.rpc("close_session", session_id=closed)
     requests = [every_method(one) for one in (session_id, UNKNOWN, closed)]
-    for anothers, unknown, gone in zip(*requests, strict=True):
-        replies = [bob.post("/rpc", request(method, **params)) for method, params in (anothers, unknown, gone)]
+    for anothers, unknown, closed_request in zip(*requests, strict=True):
+        replies = [
+            bob.post("/rpc", request(method, **params)) for method, params in (anothers, unknown, closed_request)
+        ]
         assert {reply.status_code for reply in replies} == {200}
         assert len({reply.content for reply in replies}) == 1, anothers
         assert replies[0].json()["error"]["code"] == -32001, anothers
@@ -420,15 +422,15 @@ def test_metrics_name_no_function_if_several_have_tokens(tmp_path):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_an_open_address_without_tokens_cannot_start(tmp_path, host):
-    done = subprocess.run(
+    process = subprocess.run(
         server_process.command("serve", "--host", host, "--port", "0", "--data-dir", str(tmp_path)),
         env=server_process.environment(), capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
-    assert done.returncode == 1
-    assert "can be reached from other machines, so tokens are needed" in done.stderr
-    assert "--no-auth" in done.stderr
-    assert "\\n" not in done.stderr  # an escaped line end
-    assert done.stdout == ""
+    assert process.returncode == 1
+    assert "can be reached from other machines, so tokens are needed" in process.stderr
+    assert "--no-auth" in process.stderr
+    assert "\\n" not in process.stderr  # an escaped line end
+    assert process.stdout == ""
 
 
 OPEN = Settings(host="0.0.0.0", no_auth=True, host_names=("Tools.example", "tools"))
@@ -532,11 +534,11 @@ def test_no_secret_is_ever_written(server, folder, ann, bob):
         ) as connection:
             connection.sendall(raw.encode())
             replies.append(connection.recv(65536))
-    written = (folder / "server.log").read_text() + server.banner
-    assert session_id[:8] in written
+    text = (folder / "server.log").read_text() + server.banner
+    assert session_id[:8] in text
     output = b"".join(replies)
     encoded, token = base64.b64encode(ANN.encode()).decode(), (folder / "filed").read_text()
     for secret in (ANN, BOB, key, session_id, encoded, token, str(folder), str(PACKS), "Traceback"):
-        assert secret not in written
+        assert secret not in text
     for secret in (BOB, token, str(folder), str(PACKS), "Traceback"):
         assert secret.encode() not in output

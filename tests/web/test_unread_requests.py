@@ -1,4 +1,4 @@
-"""The server reads no body before it has checked a token or an agent's key, and never reads all of a refused one."""
+"""Bodies of requests: the server checks the token or the agent's key first, and never reads all of a refused body."""
 
 import concurrent.futures
 import json
@@ -273,7 +273,7 @@ def test_a_waiting_call_counts_with_its_values_memory(narrow):
     lines = b"Content-Length: %d" % len(body), b"Authorization: Bearer ann-secret"
     with concurrent.futures.ThreadPoolExecutor() as threads:
         try:
-            held = threads.submit(post, "run_function", **call)
+            call_future = threads.submit(post, "run_function", **call)
             wait_until(lambda: in_flight(narrow) > 0, "the call")
             with narrow.connect(head("/rpc", *lines) + body) as waiting:
                 wait_until(lambda: in_flight(narrow) > 150_000, "the call that waits")
@@ -284,7 +284,7 @@ def test_a_waiting_call_counts_with_its_values_memory(narrow):
                 assert answer(waiting)[1]["result"]["error"] is None
         finally:
             gate.set()
-        assert held.result().json()["result"]["error"] is None
+        assert call_future.result().json()["result"]["error"] is None
     assert post("get_session", session_id=session).json()["result"]["version"] == 2
     wait_until(lambda: in_flight(narrow) == 0, "their release")
 

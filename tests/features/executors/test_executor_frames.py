@@ -1,4 +1,4 @@
-"""Frames from an executor, which may come from an attacker: a frame that is too long is neither read nor parsed."""
+"""Frames from an executor: toolpack code may forge them, so a frame that is too long is neither read nor parsed."""
 
 import socket
 import struct
@@ -17,7 +17,7 @@ MAX_BYTES = 1000
 
 @pytest.fixture
 def channel():
-    """The worker's end of a channel, and a socket that can send anything."""
+    """Yield the worker's end of a channel, and a socket that can send any bytes to it."""
     end, theirs = socket.socketpair()
     with end, theirs:
         yield Channel(end, MAX_BYTES), theirs

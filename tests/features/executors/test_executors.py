@@ -31,14 +31,14 @@ rough_bench = partial(serving.Bench, CATALOG, isolation="process", pack_dir=(PAC
 
 @pytest.fixture(scope="module")
 def shared():
-    """A server with executors that all tests of the module share."""
+    """Yield a server with executors that all tests of the module share."""
     with rough_bench(of_features=[ExecutorsSettings(memory_bytes=400 * 2**20)]) as server:
         yield server
 
 
 def executors(bench):
     """Return the metrics of executors: how many started, how many ended by reason, and their states."""
-    bench.service.runner.end_unused()  # This also measures them.
+    bench.service.runner.end_unused()  # This also updates the metrics of executors.
     numbers = {}
     for line in exposition(bench.service.metrics, None).decode().splitlines():
         if line.startswith("toolpack_executors"):
@@ -60,9 +60,9 @@ def is_running(process):
 
 def waiting_call(bench, session_id, folder):
     """Begin a call that waits for a long time. Return the future of its answer when the function has begun."""
-    begun = folder / "begun"
-    call = bench.later_call(session_id, "wait", begun=str(begun))
-    wait_until(begun.exists)
+    started = folder / "begun"
+    call = bench.later_call(session_id, "wait", begun=str(started))
+    wait_until(started.exists)
     return call
 
 
@@ -204,14 +204,14 @@ def test_exceeded_memory_limit_is_an_error_of_the_call(shared):
     goes_on(shared, session_id, ["eaten"])
 
 
-@pytest.mark.parametrize("what", ["thread", "child", "grandchild", "fork", "folder"])
-def test_executor_with_leftovers_is_replaced_and_they_end(shared, what):
+@pytest.mark.parametrize("leftover", ["thread", "child", "grandchild", "fork", "folder"])
+def test_executor_with_leftovers_is_replaced_and_they_end(shared, leftover):
     session_id = shared.create("rough")
     retired = ended_count(shared, "retired")
-    left = shared.result(session_id, "leave", what=what)
+    leftover_pid = shared.result(session_id, "leave", what=leftover)
     assert ended_count(shared, "retired") == retired + 1
-    wait_until(lambda: not is_running(left), f"the end of process {left}")
-    goes_on(shared, session_id, [what])
+    wait_until(lambda: not is_running(leftover_pid), f"the end of process {leftover_pid}")
+    goes_on(shared, session_id, [leftover])
 
 
 def test_forked_process_of_a_function_sends_no_answer(shared):
@@ -237,7 +237,7 @@ def test_call_that_its_executor_never_read_runs_in_another(shared, monkeypatch):
     process = shared.result(session_id, "process")
     os.kill(process, signal.SIGKILL)
     wait_until(lambda: not is_running(process))
-    # as if the executor had ended just after this check
+    # as if the executor had ended just after the worker checked it
     monkeypatch.setattr(ExecutorProcess, "is_alive", lambda _: True)
     assert shared.result(session_id, "process") != process
 
@@ -346,20 +346,20 @@ def test_call_without_an_executor_in_time_is_rejected(tmp_path, monkeypatch):
 
 
 def test_factories_and_validators_run_in_executors(shared):
-    lost = refused(-32002, shared.create, "rough", options={"rough": {"trap": "exit"}})
-    assert lost.message == "The factory of toolpack 'rough' ended its process (exit status 7); nothing has changed."
-    lost = refused(-32002, shared.create, "rough", environment={"rough": {"trap": "exit"}})
-    assert "exit status 7" in lost.message
+    crash = refused(-32002, shared.create, "rough", options={"rough": {"trap": "exit"}})
+    assert crash.message == "The factory of toolpack 'rough' ended its process (exit status 7); nothing has changed."
+    crash = refused(-32002, shared.create, "rough", environment={"rough": {"trap": "exit"}})
+    assert "exit status 7" in crash.message
     wrong = refused(-32602, shared.create, "rough", environment={"rough": {"pit": 1}})
     assert wrong.data["detail"].startswith("The environment of toolpack 'rough' doesn't fit: pit: ")
 
 
 def test_factory_that_hangs_is_killed_at_the_deadline(tmp_path, monkeypatch):
     clock = serving.Clock(monkeypatch, jobs, threads)
-    begun = tmp_path / "begun"
+    started = tmp_path / "begun"
     with rough_bench() as bench:
-        request = bench.later("create_session", toolpacks=["rough"], options={"rough": {"trap": f"spin {begun}"}})
-        wait_until(begun.exists, "the factory")
+        request = bench.later("create_session", toolpacks=["rough"], options={"rough": {"trap": f"spin {started}"}})
+        wait_until(started.exists, "the factory")
         clock.move(31)
         refused(-32010, request.result, PATIENCE)
         wait_until(lambda: ended_count(bench, "deadline") == 1)
@@ -462,8 +462,8 @@ def test_server_with_executors_survives_kills_and_stops_cleanly(tmp_path, worker
         os.kill(parent_of(executor), signal.SIGKILL)  # the zygote
         wait_until(lambda: not is_running(executor))
         assert call("mark", text="c")["result"] == ["a", "b", "c"]
-        left = call("leave", what="nothing")["result"]
+        leftover_pid = call("leave", what="nothing")["result"]
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.process.wait(PATIENCE) == 0
-        wait_until(lambda: not is_running(left))
+        wait_until(lambda: not is_running(leftover_pid))
     assert "Traceback" not in (tmp_path / "server.log").read_text()

@@ -1,4 +1,4 @@
-"""Processes that functions fork or start: they release the server's files, find the toolpack's module, and end."""
+"""Processes that functions fork or start: they release the server's files, can import the toolpack, and end."""
 
 import signal
 import stat
@@ -169,7 +169,7 @@ OF_STORE = ("sessions.db", "sessions.db-wal", "sessions.db-shm", "sessions.db.lo
 
 
 def descriptors(process):
-    """Yield the kinds of the open files of a process beside its standard streams, or their names."""
+    """Yield the name or the kind of each open file of a process, except for its standard streams."""
     for link in Path(f"/proc/{process}/fd").iterdir():
         if int(link.name) > 2:
             mode = link.stat().st_mode
@@ -189,9 +189,9 @@ def test_forked_process_releases_the_port_and_the_store(packs, tmp_path):
             running.process.wait()
             # The worker ends with its supervisor. The forked process lives on.
             wait_until(lambda: not in_use(tmp_path / "sessions.db.lock"), "the worker's end")
-            with served(tmp_path, packs, "--port", port) as again:
-                assert urlsplit(again.url).port == int(port)
-                assert again.rpc("get_session", session_id=session)["version"] == 1
+            with served(tmp_path, packs, "--port", port) as restarted:
+                assert urlsplit(restarted.url).port == int(port)
+                assert restarted.rpc("get_session", session_id=session)["version"] == 1
                 assert Path(f"/proc/{child}").exists()
         finally:
             end.touch()

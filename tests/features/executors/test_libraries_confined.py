@@ -1,4 +1,4 @@
-"""Installed libraries in a sandbox: they work or fail as isolation.md says."""
+"""Installed libraries in a sandbox: each works or fails as docs/operate/isolation.md says."""
 
 import importlib.util
 
@@ -75,7 +75,7 @@ def torch() -> int:
 
 @toolpack.function
 def grpc() -> str:
-    """Ask a port on which nobody listens."""
+    """Connect to a port without a listener."""
     import grpc
 
     with grpc.insecure_channel("127.0.0.1:1") as channel:
@@ -87,7 +87,7 @@ def grpc() -> str:
 
 @toolpack.function
 def requests() -> str:
-    """Ask a port on which nobody listens."""
+    """Connect to a port without a listener."""
     import requests
 
     try:

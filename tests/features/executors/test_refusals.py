@@ -1,4 +1,4 @@
-"""Rejected requests. If an executor rejects one, or the host lacks resources, the function hasn't failed."""
+"""Rejections: if an executor rejects a request, or the host lacks resources, the function hasn't failed."""
 
 import contextlib
 import errno
@@ -55,9 +55,9 @@ def test_every_rejection_keeps_its_type_between_processes():
     for kind in refusals().values():
         error = kind.__new__(kind)
         error.args = ("It can't be done.",)
-        read = read_refusal(write_refusal(error))
-        assert (type(read), str(read)) == (kind, "It can't be done.")
-        code = describe(read)[0]
+        restored = read_refusal(write_refusal(error))
+        assert (type(restored), str(restored)) == (kind, "It can't be done.")
+        code = describe(restored)[0]
         assert code in CODES.values()
         assert code != -32603
     assert read_refusal(write_refusal(OverloadedError("Full."))).retry_after_seconds == 1.0
@@ -85,11 +85,11 @@ def test_rejection_by_an_executor_is_not_recorded(confined):
 
 
 @needs_executors
-@pytest.mark.parametrize("what", ["files", "cause", "database", "memory"])
-def test_lack_of_resources_rejects_a_call_in_an_executor(confined, what):
+@pytest.mark.parametrize("resource", ["files", "cause", "database", "memory"])
+def test_lack_of_resources_rejects_a_call_in_an_executor(confined, resource):
     session_id = confined.create("rough")
-    error = refused(-32006, confined.call, session_id, "use_up", {"call_id": "x"}, what=what)
-    assert error.message == (host_errors.MEMORY if what == "memory" else host_errors.FILES)
+    error = refused(-32006, confined.call, session_id, "use_up", {"call_id": "x"}, what=resource)
+    assert error.message == (host_errors.MEMORY if resource == "memory" else host_errors.FILES)
     assert is_unrecorded(confined, session_id)
     assert confined.result(session_id, "mark", text="after") == ["after"]  # The executor was replaced.
     assert confined.call(session_id, "mark", {"call_id": "x"}, text="later")["result"] == ["after", "later"]

@@ -41,7 +41,7 @@ needs_kernel = pytest.mark.skipif(bool(problem_here()) and not IN_CI, reason=pro
 
 @contextlib.contextmanager
 def confined(folder, *kinds, memory_bytes=0, calls=0, pack_dir=(PACKS,)):
-    """A server whose data directory is next to a file that no toolpack may read."""
+    """Yield a server. Beside its data directory is a file that no toolpack may read."""
     (folder / "data").mkdir()
     (folder / "data" / "secret.key").write_bytes(KEY)
     settings = {"data_dir": folder / "data", "pack_dir": pack_dir, "packs": ("rough",)}
@@ -56,13 +56,13 @@ def confined(folder, *kinds, memory_bytes=0, calls=0, pack_dir=(PACKS,)):
 
 @pytest.fixture(scope="module")
 def thief(tmp_path_factory):
-    """A function that lets toolpack code try an action in the sandbox, and returns the result or the error."""
+    """Yield a function that lets toolpack code try an action in the sandbox, and returns the result or the error."""
     folder = tmp_path_factory.mktemp("thief")
     with confined(folder, "files", "network", memory_bytes=2**30) as bench:
         session_id = bench.create("rough")
 
-        def try_to(what, path="", number=0):
-            envelope = bench.call(session_id, "try_to", what=what, path=str(path), number=number)
+        def try_to(action, path="", number=0):
+            envelope = bench.call(session_id, "try_to", what=action, path=str(path), number=number)
             return envelope["error"] or envelope["result"]
 
         try_to.folder, try_to.bench, try_to.session_id = folder, bench, session_id
@@ -101,7 +101,7 @@ def test_files_of_the_server_cannot_be_read_or_written(thief, name):
 @needs_kernel
 def test_other_files_cannot_be_read_or_written(thief, tmp_path):
     (tmp_path / "note").write_text("of somebody")
-    for what, path in [
+    for action, path in [
         ("read", tmp_path / "note"),
         ("list", tmp_path),
         ("list", "/"),
@@ -113,7 +113,7 @@ def test_other_files_cannot_be_read_or_written(thief, tmp_path):
         ("read", f"/proc/{os.getpid()}/environ"),
         ("read", "/proc/self/environ"),
     ]:
-        assert thief(what, path).startswith(DENIED), (what, path)
+        assert thief(action, path).startswith(DENIED), (action, path)
 
 
 @needs_kernel
@@ -128,9 +128,9 @@ def test_files_that_python_and_toolpacks_need_can_be_read(thief):
 
 
 @needs_kernel
-@pytest.mark.parametrize("what", ["signal", "memory", "environ", "thread", "limits", "priority", "processors"])
+@pytest.mark.parametrize("action", ["signal", "memory", "environ", "thread", "limits", "priority", "processors"])
 @pytest.mark.parametrize("whose", ["server", "zygote", "executor"])
-def test_other_processes_cannot_be_signalled_or_inspected(thief, what, whose):
+def test_other_processes_cannot_be_signalled_or_inspected(thief, action, whose):
     process = {
         "server": os.getpid(),
         "zygote": thief.bench.service.runner._pool._zygote.process,
@@ -140,7 +140,7 @@ def test_other_processes_cannot_be_signalled_or_inspected(thief, what, whose):
             if child != thief.bench.result(thief.session_id, "process")
         ),
     }[whose]
-    assert thief(what, number=process).startswith(DENIED)
+    assert thief(action, number=process).startswith(DENIED)
 
 
 def children_of(process):
@@ -169,24 +169,24 @@ def test_only_python_with_the_same_limits_can_be_started(thief):
 
 
 @needs_kernel
-@pytest.mark.parametrize("what", ["namespace", "join", "clone"])
-def test_namespaces_give_no_root_rights(thief, what):
-    assert thief(what).startswith(DENIED)
+@pytest.mark.parametrize("action", ["namespace", "join", "clone"])
+def test_namespaces_give_no_root_rights(thief, action):
+    assert thief(action).startswith(DENIED)
 
 
 @needs_kernel
 @pytest.mark.parametrize(
-    "what", ["shared memory", "semaphores", "messages", "named messages", "add key", "keyring", "kernel log", "ring"]
+    "action", ["shared memory", "semaphores", "messages", "named messages", "add key", "keyring", "kernel log", "ring"]
 )
-def test_kernel_objects_shared_between_processes_are_unreachable(thief, what):
-    assert thief(what, "note", 0x7001).startswith(DENIED)
+def test_kernel_objects_shared_between_processes_are_unreachable(thief, action):
+    assert thief(action, "note", 0x7001).startswith(DENIED)
 
 
 @needs_kernel
-@pytest.mark.parametrize("what", ["mode", "owner", "time", "attribute", "flags"])
-def test_attributes_of_files_cannot_be_changed(thief, what):
+@pytest.mark.parametrize("action", ["mode", "owner", "time", "attribute", "flags"])
+def test_attributes_of_files_cannot_be_changed(thief, action):
     for path in [PACKS / "rough.py", thief.folder / "data" / "secret.key"]:
-        assert thief(what, path, 0o600).startswith(DENIED)
+        assert thief(action, path, 0o600).startswith(DENIED)
 
 
 @needs_kernel
@@ -198,8 +198,8 @@ def test_sockets_reach_nothing_outside(thief, tmp_path):
         local.listen()
         messages.bind(str(tmp_path / "messages"))
         assert thief("connect", number=listener.getsockname()[1]).startswith(DENIED)
-        for what in ("datagram", "raw", "raw pair"):
-            assert thief(what).startswith(DENIED)
+        for action in ("datagram", "raw", "raw pair"):
+            assert thief(action).startswith(DENIED)
         assert thief("name", "\0of an executor").startswith(DENIED)
         assert thief("local", tmp_path / "local").startswith(DENIED)
         assert thief("message", tmp_path / "messages").startswith(DENIED)
@@ -229,8 +229,8 @@ def test_executor_for_one_call_sees_no_other_session(tmp_path):
         mine, other = bench.create("rough"), bench.create("rough")
         bench.result(mine, "mark", text="mine")
         bench.result(other, "mark", text="the other's")
-        left = bench.result(mine, "leave", what="fork")
-        serving.wait_until(lambda: not Path(f"/proc/{left}").exists(), "the end of what a call has left")
+        leftover_pid = bench.result(mine, "leave", what="fork")
+        serving.wait_until(lambda: not Path(f"/proc/{leftover_pid}").exists(), "the end of what a call has left")
         # not even its own world, because this function doesn't request it
         assert bench.result(mine, "try_to", what="worlds") == "[]"
 
@@ -245,11 +245,11 @@ def test_files_and_network_sandboxes_are_independent(tmp_path):
             folder.mkdir()
             with confined(folder, kind) as bench:
                 session_id = bench.create("rough")
-                read = bench.call(session_id, "try_to", what="read", path=str(tmp_path / "note"))
+                read_envelope = bench.call(session_id, "try_to", what="read", path=str(tmp_path / "note"))
                 signalled = bench.call(session_id, "try_to", what="signal", number=os.getpid())
                 connected = bench.call(session_id, "try_to", what="connect", number=port)
-            done = [envelope["error"] is None for envelope in (read, signalled, connected)]
-            assert done == [reads, reads, connects]
+            allowed = [envelope["error"] is None for envelope in (read_envelope, signalled, connected)]
+            assert allowed == [reads, reads, connects]
 
 
 @needs_kernel
@@ -263,12 +263,12 @@ def test_data_directory_in_a_readable_folder_stays_hidden(tmp_path):
     with confined(own, "files", pack_dir=(packs,)) as bench:
         session_id = bench.create("rough")
 
-        def read(path):
+        def read_file(path):
             return bench.call(session_id, "try_to", what="read", path=str(path))
 
-        assert read(packs / "notes.txt")["result"] == "for the toolpack"
+        assert read_file(packs / "notes.txt")["result"] == "for the toolpack"
         for name in ("secret.key", "sessions.db", "sessions.db-wal"):
-            assert read(own / "data" / name)["error"].startswith(DENIED)
+            assert read_file(own / "data" / name)["error"].startswith(DENIED)
 
 
 def test_sandbox_requires_executors():
@@ -306,7 +306,7 @@ def test_unknown_processor_is_rejected(monkeypatch):
 
 def test_failed_setup_of_an_executor_stops_the_start(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(os.environ, "PYTHONPATH", str(tmp_path))
-    # A program that only the zygote runs, so that the setup fails there and not here.
+    # Only the zygote runs this program, so the setup fails there and not in the worker.
     (tmp_path / "sitecustomize.py").write_text(
         "import ctypes, sys\n"
         "if sys.argv[-2:-1] == ['executors']:\n"

@@ -45,7 +45,7 @@ def catalog_of(gate):
     def add(numbers: Annotated[list[int], Depends("numbers")], amount: int) -> int:
         """Add a number.
 
-        :param amount: What to add.
+        :param amount: The number to add.
         """
         numbers.append(amount)
         return sum(numbers)
@@ -170,7 +170,7 @@ def test_memory_of_a_rejected_bundle_is_freed(make, mode, how, monkeypatch):
     alive = []
 
     class Watched(bytearray):
-        """The buffer in which a line is put together."""
+        """A buffer for the pieces of a line. Weak references show when it is freed."""
 
         def __init__(self):
             super().__init__()
@@ -218,10 +218,10 @@ def test_messages_have_a_limit(make):
 def test_verdicts_are_copied_within_the_limit_but_do_not_count(make):
     bench = make(max_result_bytes=8000)
     lines = lines_with(bench, "add", amount=1)
-    said = {"task": "gated/t", "reward": 1.0, "passed": True, "checks": [], "metrics": {}}
-    note(lines, kind="verdict", **said)
+    recorded_verdict = {"task": "gated/t", "reward": 1.0, "passed": True, "checks": [], "metrics": {}}
+    note(lines, kind="verdict", **recorded_verdict)
     copied = import_lines(bench, lines)["session"]["session_id"]
-    assert bench.rpc("get_trace", session_id=copied)[1].items() >= said.items()
+    assert bench.rpc("get_trace", session_id=copied)[1].items() >= recorded_verdict.items()
     assert bench.rpc("list_sessions", passed=True) == []
     records_in(lines)[1]["metrics"] = {"x": "x" * 2000}
     refused(-32007, import_lines, bench, lines)
@@ -261,12 +261,12 @@ def test_forged_failure_gets_this_servers_error_text(make, failure, gate):
     replayed = import_lines(bench, lines)
     (record, _) = bench.rpc("get_trace", session_id=replayed["session"]["session_id"])
     assert (record.get("failure"), record["result"], gate.calls) == (failure, "", calls)
-    said = {
+    forged_record = {
         "deadline": "TimeoutError: `hold` took longer than 0.2 s and was given up; nothing has changed.",
         "crashed": "CrashedError: `hold` ended its process in the original call, so the replay didn't run it; "
         "nothing has changed.",
     }
-    assert record["error"] == said[failure]
+    assert record["error"] == forged_record[failure]
     records_in(lines)[0]["function"] = "no such function"
     assert import_lines(bench, lines).get("diverged")["index"] == 0
 
@@ -328,9 +328,9 @@ def test_replay_that_waits_too_long_is_rejected(make):
             await stack.enter_async_context(replays.turn(""))
         return stack
 
-    taken = bench._run(occupy())
+    occupied = bench._run(occupy())
     assert "You have 2 running replays on this server" in refused(-32006, import_lines, bench, lines).message
-    bench._run(taken.aclose())
+    bench._run(occupied.aclose())
     assert import_lines(bench, lines)["complete"] is True
 
 

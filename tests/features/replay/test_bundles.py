@@ -52,7 +52,7 @@ def catalog_of(environment=build, name="notes"):
     ) -> int:
         """Write a note.
 
-        :param text: What to write.
+        :param text: The text of the note.
         """
         entries.append(Entry(text=text))
         entries[-1]._seen = len(entries)
@@ -111,7 +111,7 @@ def lines_of(bundle):
 
 
 def create_bundle(lines, key=KEY):
-    """Return a bundle as the owner of the key could write it."""
+    """Return a bundle with these lines, sealed with this key."""
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
     return seal_bundle(lzma.compress(text), key)
 
@@ -128,43 +128,43 @@ def state_of(bench):
 
 @pytest.mark.parametrize("target", ["memory", "sqlite", "redis"])
 def test_imported_session_equals_the_exported_one(make, target, store_url):
-    here, there = make(), make(store=store_url(target))
-    session_id = busy(here)
-    session = import_lines(there, export(here, session_id))
+    source, destination = make(), make(store=store_url(target))
+    session_id = busy(source)
+    session = import_lines(destination, export(source, session_id))
     new = session["session_id"]
-    original = here.rpc("get_session", session_id=session_id)
+    original = source.rpc("get_session", session_id=session_id)
     changed = {"session_id", "agent_path", "mcp_path", "created_at", "expires_at"}
     assert {**session, **dict.fromkeys(changed)} == {**original, **dict.fromkeys(changed)}
     assert session["session_id"] != session_id
     assert session["agent_path"] != original["agent_path"]
-    assert there.rpc("get_session", session_id=new)["version"] == original["version"]
-    assert there.rpc("get_trace", session_id=new) == here.rpc("get_trace", session_id=session_id)
+    assert destination.rpc("get_session", session_id=new)["version"] == original["version"]
+    assert destination.rpc("get_trace", session_id=new) == source.rpc("get_trace", session_id=session_id)
     for version in range(original["version"] + 1):
-        assert difference(here.world(session_id, version), there.world(new, version)) is None
+        assert difference(source.world(session_id, version), destination.world(new, version)) is None
     # Its repeated calls are answered from the records.
-    assert there.call(new, "write", {"call_id": "first"}, text="one") == {"result": 1, "error": None}
-    assert there.call(new, "none", {"call_id": "failed"})["error"].startswith("ToolNotFoundError")
-    refused(-32009, there.call, new, "write", {"call_id": "first"}, text="other")
-    assert there.rpc("reset_session", session_id=new, version=1, call_id="back")["version"] == 3
-    assert len(there.rpc("get_trace", session_id=new)) == 8
+    assert destination.call(new, "write", {"call_id": "first"}, text="one") == {"result": 1, "error": None}
+    assert destination.call(new, "none", {"call_id": "failed"})["error"].startswith("ToolNotFoundError")
+    refused(-32009, destination.call, new, "write", {"call_id": "first"}, text="other")
+    assert destination.rpc("reset_session", session_id=new, version=1, call_id="back")["version"] == 3
+    assert len(destination.rpc("get_trace", session_id=new)) == 8
     # It continues, also at its agent's path.
     agent = session["agent_path"].removeprefix("/agents/")
-    assert there.rpc("run_function", agent_key=agent, function="read")["result"] == ["one", "two"]
-    assert there.result(new, "write", text="three") == 3
-    assert there.version(new) == original["version"] + 1
-    assert there.rpc("reset_session", session_id=new, version=2)["version"] == original["version"] + 2
-    assert there.rpc("replay_session", session_id=new)["complete"] is True
-    assert there.rpc("fork_session", session_id=new, version=0)[0]["version"] == 0
-    assert export(there, new)
+    assert destination.rpc("run_function", agent_key=agent, function="read")["result"] == ["one", "two"]
+    assert destination.result(new, "write", text="three") == 3
+    assert destination.version(new) == original["version"] + 1
+    assert destination.rpc("reset_session", session_id=new, version=2)["version"] == original["version"] + 2
+    assert destination.rpc("replay_session", session_id=new)["complete"] is True
+    assert destination.rpc("fork_session", session_id=new, version=0)[0]["version"] == 0
+    assert export(destination, new)
 
 
 def test_imported_session_survives_a_restart(make, tmp_path):
-    here, there = make(), make(f"sqlite:///{tmp_path}/s.db")
-    session_id = busy(here)
-    new = import_lines(there, export(here, session_id))["session_id"]
-    there.store.close()
+    source, destination = make(), make(f"sqlite:///{tmp_path}/s.db")
+    session_id = busy(source)
+    new = import_lines(destination, export(source, session_id))["session_id"]
+    destination.store.close()
     later = make(f"sqlite:///{tmp_path}/s.db")
-    assert difference(here.world(session_id, 5), later.world(new, 5)) is None
+    assert difference(source.world(session_id, 5), later.world(new, 5)) is None
     assert later.result(new, "read") == ["one", "two"]
 
 
@@ -184,64 +184,64 @@ def test_bundle_contains_no_key_or_owner(make):
 
 
 def test_ends_has_only_the_first_and_last_version(make):
-    here, there = make(), make()
-    session_id = busy(here)
-    ends = export(here, session_id, versions="ends")
-    assert len(ends) < len(export(here, session_id))
-    new = import_lines(there, ends)["session_id"]
+    source, destination = make(), make()
+    session_id = busy(source)
+    ends = export(source, session_id, versions="ends")
+    assert len(ends) < len(export(source, session_id))
+    new = import_lines(destination, ends)["session_id"]
     for version in (0, 5):
-        assert difference(here.world(session_id, version), there.world(new, version)) is None
+        assert difference(source.world(session_id, version), destination.world(new, version)) is None
     for version in (1, 4, 6):
-        assert refused(-32011, there.rpc, "get_environment", session_id=new, version=version).data["oldest"] == 5
-    assert there.rpc("get_trace", session_id=new) == here.rpc("get_trace", session_id=session_id)
-    fresh = here.create("notes")
-    assert import_lines(there, export(here, fresh, versions="ends"))["version"] == 0
+        assert refused(-32011, destination.rpc, "get_environment", session_id=new, version=version).data["oldest"] == 5
+    assert destination.rpc("get_trace", session_id=new) == source.rpc("get_trace", session_id=session_id)
+    fresh = source.create("notes")
+    assert import_lines(destination, export(source, fresh, versions="ends"))["version"] == 0
 
 
 def test_deleted_versions_are_not_exported(make):
-    here, there = make(keep_versions=2), make()
-    session_id = here.create("notes")
+    source, destination = make(keep_versions=2), make()
+    session_id = source.create("notes")
     for number in range(70):  # old versions are deleted every 64 commits
-        here.call(session_id, "write", text=f"note {number}")
-    new = import_lines(there, export(here, session_id))["session_id"]
-    oldest = refused(-32011, here.rpc, "get_environment", session_id=session_id, version=1).data["oldest"]
-    assert refused(-32011, there.rpc, "get_environment", session_id=new, version=1).data["oldest"] == oldest > 1
+        source.call(session_id, "write", text=f"note {number}")
+    new = import_lines(destination, export(source, session_id))["session_id"]
+    oldest = refused(-32011, source.rpc, "get_environment", session_id=session_id, version=1).data["oldest"]
+    assert refused(-32011, destination.rpc, "get_environment", session_id=new, version=1).data["oldest"] == oldest > 1
     for version in (0, oldest, 70):
-        assert difference(here.world(session_id, version), there.world(new, version)) is None
+        assert difference(source.world(session_id, version), destination.world(new, version)) is None
 
 
 def test_labels_ttl_and_owner_are_those_of_the_importer(make):
-    here, there = make(), make(max_sessions=1)
-    bundle = export(here, busy(here))
-    session = import_lines(there, bundle, labels={"a": "b"}, ttl_seconds=60, owner="bob")
+    source, destination = make(), make(max_sessions=1)
+    bundle = export(source, busy(source))
+    session = import_lines(destination, bundle, labels={"a": "b"}, ttl_seconds=60, owner="bob")
     assert session["labels"] == {"a": "b"}
     assert session.get("parent") is None
-    refused(-32001, there.rpc, "get_session", session_id=session["session_id"], owner="ann")
-    refused(-32007, import_lines, there, bundle, owner="bob")
-    assert import_lines(there, bundle, owner="ann")["labels"] == {"run": "1"}
-    assert import_lines(there, bundle, owner="kim", labels={})["labels"] == {}
-    refused(-32001, here.rpc, "export_bundle", session_id="0" * 48)
-    refused(-32602, import_lines, there, bundle, owner="eve", mode="other")
+    refused(-32001, destination.rpc, "get_session", session_id=session["session_id"], owner="ann")
+    refused(-32007, import_lines, destination, bundle, owner="bob")
+    assert import_lines(destination, bundle, owner="ann")["labels"] == {"run": "1"}
+    assert import_lines(destination, bundle, owner="kim", labels={})["labels"] == {}
+    refused(-32001, source.rpc, "export_bundle", session_id="0" * 48)
+    refused(-32602, import_lines, destination, bundle, owner="eve", mode="other")
 
 
 def test_bundle_of_another_key_is_rejected(make, monkeypatch):
-    here = make()
-    bundle = export(here, busy(here))
+    source = make()
+    bundle = export(source, busy(source))
     stranger = make(key=b"another key, of another server!!")
     refused(-32012, import_lines, stranger, bundle)
     assert state_of(stranger) == []
     monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "a key that two servers share")
-    one = make()
+    destination = make()
     monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "\ufeffa key that two servers share \n")  # as some editors save it
     other = make(key=b"another key, of another server!!")
-    bundle = export(one, busy(one))
+    bundle = export(destination, busy(destination))
     assert import_lines(other, bundle)["version"] == 5
-    refused(-32012, import_lines, here, bundle)
+    refused(-32012, import_lines, source, bundle)
 
 
 def test_changed_classes_allow_only_a_replay(make, make_bench):
-    here = make()
-    bundle = export(here, busy(here))
+    source = make()
+    bundle = export(source, busy(source))
 
     class More(Notes):
         more: int = 1
@@ -263,45 +263,45 @@ def test_changed_classes_allow_only_a_replay(make, make_bench):
 
 
 def test_replay_of_a_bundle_needs_no_key(make):
-    here, there = make(), make(key=b"another key, of another server!!")
-    session_id = busy(here)
-    bundle = export(here, session_id)
+    source, destination = make(), make(key=b"another key, of another server!!")
+    session_id = busy(source)
+    bundle = export(source, session_id)
     forged = bundle.replace(bundle.split(b"\n")[1], b"0" * 64)
-    for one in (bundle, forged):
-        replayed = import_lines(there, one, mode="replay", labels={"x": "y"})
+    for each_bundle in (bundle, forged):
+        replayed = import_lines(destination, each_bundle, mode="replay", labels={"x": "y"})
         assert (replayed["replayed"], replayed["complete"], replayed.get("diverged")) == (8, True, None)
         new = replayed["session"]["session_id"]
         assert replayed["session"]["labels"] == {"x": "y"}
-        assert difference(here.world(session_id, 5), there.world(new, 5)) is None
+        assert difference(source.world(session_id, 5), destination.world(new, 5)) is None
     lines = lines_of(bundle)
     next(line for line in lines if "record" in line)["record"][0]["result"] = 2
-    replay = import_lines(there, create_bundle(lines), mode="replay")
+    replay = import_lines(destination, create_bundle(lines), mode="replay")
     assert replay.get("diverged") == {"index": 0, "what": "result", "recorded": "2", "replayed": "1"}
 
 
 def test_fork_is_imported_exactly_but_its_bundle_is_not_replayed(make):
-    here, there = make(), make()
-    fork = here.rpc("fork_session", session_id=busy(here))[0]["session_id"]
-    here.call(fork, "write", text="more")
-    bundle = export(here, fork)
-    refused(-32602, import_lines, there, bundle, mode="replay")
-    new = import_lines(there, bundle)["session_id"]
-    assert difference(here.world(fork, 1), there.world(new, 1)) is None
-    assert there.rpc("replay_session", session_id=new)["complete"]
-    again = export(there, new)
-    refused(-32602, import_lines, there, again, mode="replay")
-    assert import_lines(there, again)["version"] == 1
+    source, destination = make(), make()
+    fork = source.rpc("fork_session", session_id=busy(source))[0]["session_id"]
+    source.call(fork, "write", text="more")
+    bundle = export(source, fork)
+    refused(-32602, import_lines, destination, bundle, mode="replay")
+    new = import_lines(destination, bundle)["session_id"]
+    assert difference(source.world(fork, 1), destination.world(new, 1)) is None
+    assert destination.rpc("replay_session", session_id=new)["complete"]
+    exported_again = export(destination, new)
+    refused(-32602, import_lines, destination, exported_again, mode="replay")
+    assert import_lines(destination, exported_again)["version"] == 1
 
 
 def test_custom_environment_is_imported_too(make):
-    here, there = make(), make()
-    session_id = here.create("notes", environment={"notes": {"title": "given"}})
-    here.call(session_id, "write", text="one")
-    bundle = export(here, session_id)
+    source, destination = make(), make()
+    session_id = source.create("notes", environment={"notes": {"title": "given"}})
+    source.call(session_id, "write", text="one")
+    bundle = export(source, session_id)
     for mode in ("exact", "replay"):
-        session = import_lines(there, bundle, mode=mode)
+        session = import_lines(destination, bundle, mode=mode)
         session = session.get("session", session)
-        assert difference(here.world(session_id, 1), there.world(session["session_id"], 1)) is None
+        assert difference(source.world(session_id, 1), destination.world(session["session_id"], 1)) is None
 
 
 def test_bundles_have_size_limits(make):
@@ -311,14 +311,14 @@ def test_bundles_have_size_limits(make):
     for number in range(60):
         small.call(session_id, "write", text=f"{number} {random.Random(number).random()}")
     refused(-32007, small.rpc, "export_bundle", session_id=session_id)
-    here, there = make(), make(max_session_bytes=30_000)
-    session_id = here.create("notes")
+    source, destination = make(), make(max_session_bytes=30_000)
+    session_id = source.create("notes")
     for _ in range(20):
-        here.call(session_id, "write", text="x" * 1000)
-    bundle = export(here, session_id)
+        source.call(session_id, "write", text="x" * 1000)
+    bundle = export(source, session_id)
     assert len(bundle) < 10_000
-    refused(-32007, import_lines, there, bundle)
-    assert state_of(there) == []
+    refused(-32007, import_lines, destination, bundle)
+    assert state_of(destination) == []
 
 
 # Repeated requests
@@ -326,60 +326,60 @@ def test_bundles_have_size_limits(make):
 
 @pytest.mark.parametrize("target", ["memory", "sqlite", "redis"])
 def test_repeated_import_stores_nothing(make, target, store_url):
-    here, there = make(), make(store=store_url(target))
-    bundle = export(here, busy(here))
-    session = import_lines(there, bundle, call_id="one")
-    stored = there.store.stored_bytes("")
-    assert import_lines(there, bundle, call_id="one") == session
-    there.call(session["session_id"], "write", text="more")
-    assert import_lines(there, bundle, call_id="one")["version"] == session["version"] == 5
-    refused(-32009, import_lines, there, bundle, call_id="one", labels={"a": "b"})
-    refused(-32009, import_lines, there, bundle, call_id="one", mode="replay")
-    refused(-32009, import_lines, there, export(here, busy(here)), call_id="one")
-    refused(-32009, there.rpc, "create_session", toolpacks=["notes"], call_id="one")
-    assert [each["session_id"] for each in there.rpc("list_sessions")] == [session["session_id"]]
-    assert there.store.stored_bytes("") >= stored
-    assert import_lines(there, bundle, call_id="one", owner="bob")["session_id"] != session["session_id"]
-    there.rpc("close_session", session_id=session["session_id"])
-    assert import_lines(there, bundle, call_id="one")["version"] == 5
+    source, destination = make(), make(store=store_url(target))
+    bundle = export(source, busy(source))
+    session = import_lines(destination, bundle, call_id="one")
+    stored = destination.store.stored_bytes("")
+    assert import_lines(destination, bundle, call_id="one") == session
+    destination.call(session["session_id"], "write", text="more")
+    assert import_lines(destination, bundle, call_id="one")["version"] == session["version"] == 5
+    refused(-32009, import_lines, destination, bundle, call_id="one", labels={"a": "b"})
+    refused(-32009, import_lines, destination, bundle, call_id="one", mode="replay")
+    refused(-32009, import_lines, destination, export(source, busy(source)), call_id="one")
+    refused(-32009, destination.rpc, "create_session", toolpacks=["notes"], call_id="one")
+    assert [each["session_id"] for each in destination.rpc("list_sessions")] == [session["session_id"]]
+    assert destination.store.stored_bytes("") >= stored
+    assert import_lines(destination, bundle, call_id="one", owner="bob")["session_id"] != session["session_id"]
+    destination.rpc("close_session", session_id=session["session_id"])
+    assert import_lines(destination, bundle, call_id="one")["version"] == 5
 
 
 def test_repeated_replay_import_runs_nothing_again(make):
-    here, there = make(), make()
-    bundle = export(here, busy(here))
-    first = import_lines(there, bundle, mode="replay", call_id="one")
+    source, destination = make(), make()
+    bundle = export(source, busy(source))
+    first = import_lines(destination, bundle, mode="replay", call_id="one")
     new = first["session"]["session_id"]
-    there.call(new, "write", text="more")
-    trace = there.rpc("get_trace", session_id=new)
-    assert import_lines(there, bundle, mode="replay", call_id="one") | {"session": 0} == first | {"session": 0}
-    assert there.rpc("get_trace", session_id=new) == trace
-    assert len(there.rpc("list_sessions")) == 1
+    destination.call(new, "write", text="more")
+    trace = destination.rpc("get_trace", session_id=new)
+    assert import_lines(destination, bundle, mode="replay", call_id="one") | {"session": 0} == first | {"session": 0}
+    assert destination.rpc("get_trace", session_id=new) == trace
+    assert len(destination.rpc("list_sessions")) == 1
 
 
 # Changes during the export
 
 
 def test_versions_deleted_during_an_export_are_not_exported(make):
-    bench, there = make(keep_versions=3), make()
+    bench, destination = make(keep_versions=3), make()
     session_id = bench.create("notes")
     for number in range(70):  # old versions are deleted every 64 commits
         bench.call(session_id, "write", text=f"note {number}")
     for name in ("parts_at", "blobs"):
-        read, calls = getattr(bench.store, name), []
+        real_read, calls = getattr(bench.store, name), []
 
-        def read_late(*arguments, read=read, calls=calls):
-            if not calls:  # before the first read, new commits delete all that the export's head names
+        def read_late(*arguments, real_read=real_read, calls=calls):
+            if not calls:  # before the first read, new commits delete all that the export is about to read
                 calls.append(1)
                 for number in range(70):
                     bench.call(session_id, "write", text=f"later {number}")
-            return read(*arguments)
+            return real_read(*arguments)
 
         setattr(bench.store, name, read_late)
         bundle = export(bench, session_id)
         assert calls
-        setattr(bench.store, name, read)
-        new = import_lines(there, bundle)
-        assert difference(bench.world(session_id, 0), there.world(new["session_id"], 0)) is None
+        setattr(bench.store, name, real_read)
+        new = import_lines(destination, bundle)
+        assert difference(bench.world(session_id, 0), destination.world(new["session_id"], 0)) is None
         newest = bench.version(session_id)
         assert new["version"] in {newest, newest - 70}
 
@@ -388,12 +388,12 @@ def test_export_of_a_busy_session_is_rejected_with_a_retry(make):
     bench = make(keep_versions=0)
     session_id = bench.create("notes")
     bench.call(session_id, "write", text="first")
-    read = bench.store.parts_at
+    real_read = bench.store.parts_at
 
     def read_late(*arguments):
         for number in range(65):
             bench.call(session_id, "write", text=f"later {number}")
-        return read(*arguments)
+        return real_read(*arguments)
 
     bench.store.parts_at = read_late
     refused(-32006, bench.rpc, "export_bundle", session_id=session_id, versions="ends")
@@ -402,15 +402,15 @@ def test_export_of_a_busy_session_is_rejected_with_a_retry(make):
 def test_missing_blob_is_reported_as_damage(make):
     bench = make()
     session_id = busy(bench)
-    read = bench.store.blobs
+    real_read = bench.store.blobs
     missing = bench.store.get(session_id)[1].parts
 
-    def lost(ids):
+    def read_without_one(ids):
         for blob in {*ids} & {*missing.values()}:
             raise MissingBlobError(blob)
-        return read(ids)
+        return real_read(ids)
 
-    bench.store.blobs = lost
+    bench.store.blobs = read_without_one
     refused(-32012, bench.rpc, "export_bundle", session_id=session_id)
 
 
@@ -418,7 +418,7 @@ def test_missing_blob_is_reported_as_damage(make):
 def test_missing_records_are_detected(make, meanwhile, code):
     bench = make()
     session_id = busy(bench)
-    read = bench.store.records
+    real_read = bench.store.records
 
     def half(session, after, *arguments):
         if after >= 0 or meanwhile == "close":
@@ -427,7 +427,7 @@ def test_missing_records_are_detected(make, meanwhile, code):
             if meanwhile == "close":
                 bench.rpc("close_session", session_id=session_id)
             return []
-        return read(session, after, *arguments)[:3]
+        return real_read(session, after, *arguments)[:3]
 
     bench.store.records = half
     refused(code, bench.rpc, "export_bundle", session_id=session_id)
@@ -463,9 +463,9 @@ def changes_nothing(server, bundle, *codes, mode="exact"):
 
 @given(st.data())
 def test_flipped_bit_is_detected(server, bundle, data):
-    place = data.draw(st.integers(0, len(bundle) - 1))
+    position = data.draw(st.integers(0, len(bundle) - 1))
     damaged = bytearray(bundle)
-    damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+    damaged[position] ^= 1 << data.draw(st.integers(0, 7))
     changes_nothing(server, bytes(damaged), -32012, -32602)
 
 
@@ -478,10 +478,10 @@ def test_shortened_or_extended_bundle_is_detected(server, bundle, data):
 
 @given(st.binary(max_size=200), st.sampled_from(["exact", "replay"]))
 def test_file_that_is_no_bundle_is_rejected(server, garbage, mode):
-    for one in (garbage, START + garbage, START + b"0" * 64 + b"\n" + garbage, seal_bundle(garbage)):
-        changes_nothing(server, one, -32602, -32012, mode=mode)
-    for one in (garbage, garbage + b"\n"):
-        changes_nothing(server, seal_bundle(lzma.compress(one)), -32602, mode=mode)
+    for forged in (garbage, START + garbage, START + b"0" * 64 + b"\n" + garbage, seal_bundle(garbage)):
+        changes_nothing(server, forged, -32602, -32012, mode=mode)
+    for forged in (garbage, garbage + b"\n"):
+        changes_nothing(server, seal_bundle(lzma.compress(forged)), -32602, mode=mode)
 
 
 @pytest.mark.parametrize("text", ["", "é", "AAAA=AAA", "****", "A", "QQ==QQ=="])
@@ -496,23 +496,23 @@ json_values = st.recursive(
 )
 
 
-def places(value, path=()):
+def locations_in(value, path=()):
     yield path
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from places(item, (*path, key))
+        yield from locations_in(item, (*path, key))
 
 
 @given(st.data(), st.sampled_from(["exact", "replay"]))
 def test_malformed_bundle_with_a_valid_key_is_rejected(server, bundle, data, mode):
     lines = lines_of(bundle)
-    path = data.draw(st.sampled_from([path for path in places(lines) if path]))
+    path = data.draw(st.sampled_from([path for path in locations_in(lines) if path]))
     target: Any = lines
     for step in path[:-1]:
         target = target[step]
-    what = data.draw(st.sampled_from(["replace", "remove", "repeat"]))
-    if what == "replace":
+    action = data.draw(st.sampled_from(["replace", "remove", "repeat"]))
+    if action == "replace":
         target[path[-1]] = data.draw(json_values)
-    elif what == "remove":
+    elif action == "remove":
         del target[path[-1]]
     elif isinstance(target, list):
         target.insert(path[-1], target[path[-1]])
@@ -581,7 +581,7 @@ def another_record(lines):
 
 
 def a_hole(lines):
-    del lines[next(place for place, line in enumerate(lines) if "version" in line and line["version"][0] == 2)]
+    del lines[next(index for index, line in enumerate(lines) if "version" in line and line["version"][0] == 2)]
 
 
 def a_part_of_another(lines):
@@ -594,8 +594,8 @@ def no_environment(lines):
 
 
 def a_call_id_twice(lines):
-    for shown, _ in kind_of(lines, "record")[:2]:
-        shown["call_id"] = "one"
+    for record, _ in kind_of(lines, "record")[:2]:
+        record["call_id"] = "one"
 
 
 def a_blob_twice(lines):

@@ -64,8 +64,8 @@ def test_pinned_values_are_equal_in_every_process():
     first = run(DRAW_AND_LOOK)
     assert run(DRAW_AND_LOOK, TZ="Asia/Tokyo", PYTHONHASHSEED="7") == first
     assert first[1] != first[3]
-    again = "random.seed(5); os.urandom(9); uuid.uuid1(); random.Random(); datetime.now()\n"
-    assert run(again + DRAW_AND_LOOK) == first
+    second_draws = "random.seed(5); os.urandom(9); uuid.uuid1(); random.Random(); datetime.now()\n"
+    assert run(second_draws + DRAW_AND_LOOK) == first
     in_turn = "with Pin(8, 'another', 10**18).hold():\n    drawn(), looked()\n"
     assert run(in_turn + DRAW_AND_LOOK) == first
 
@@ -139,9 +139,9 @@ def test_unseeded_generators_of_modules_are_pinned_too():
         """
     first, second = (run(MODULE + textwrap.dedent(code)) for _ in range(2))
     for name, *drawn in [(name, *(each[name] for each in first)) for name in ("DICE", "OWN", "COINS")]:
-        again = [each[name] for each in second]
-        assert drawn[0] == drawn[2] == again[0]
-        assert len({*drawn, *again[1::2]}) == 11, "equal for one pin, and random again afterwards"
+        repeated = [each[name] for each in second]
+        assert drawn[0] == drawn[2] == repeated[0]
+        assert len({*drawn, *repeated[1::2]}) == 11, "equal for one pin, and random again afterwards"
     assert len({first[0][name] for name in ("DICE", "OWN", "COINS")}) == 3
     for name, drawn in (("SEEDED", first), ("LATER", first)):
         assert [each[name] for each in drawn] == [each[name] for each in second]

@@ -40,13 +40,13 @@ def kinds():
 
 
 def test_records_with_the_documented_form_are_accepted(kinds):
-    for shown in RIGHT:
-        assert record_of(shown, kinds).kind == shown["kind"]
+    for record in RIGHT:
+        assert record_of(record, kinds).kind == record["kind"]
     # Older records have null for members without a value.
     assert record_of({**CALL, "call_id": None, "failure": None, "state": None}, kinds).call_id is None
 
 
 def test_record_with_another_form_is_rejected(kinds):
-    for shown in WRONG:
+    for record in WRONG:
         with pytest.raises(InvalidParamsError, match="lacks what is needed"):
-            record_of(shown, kinds)
+            record_of(record, kinds)

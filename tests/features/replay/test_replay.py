@@ -21,7 +21,7 @@ class World(TaskEnvironment):
 
 
 class Code:
-    """The behaviour of the functions. A test changes it as an author changes code."""
+    """The behaviour of the functions. A test changes its attributes as an author changes code."""
 
     def __init__(self):
         self.by = 1
@@ -41,7 +41,7 @@ def catalog_of(code: Code, *, read_only=False):
     def add(numbers: numbers, amount: int) -> int:
         """Add a number.
 
-        :param amount: What to add.
+        :param amount: The number to add.
         """
         numbers.append(amount * code.by)
         return sum(numbers)
@@ -49,8 +49,8 @@ def catalog_of(code: Code, *, read_only=False):
     @toolpack.function(read_only=read_only)
     def look(numbers: numbers) -> dict[str, Any]:
         """Look."""
-        both = {"a": code.text, "b": len(numbers)}
-        return {name: both[name] for name in code.key_order}
+        values = {"a": code.text, "b": len(numbers)}
+        return {name: values[name] for name in code.key_order}
 
     @toolpack.function
     def fail(numbers: numbers) -> None:
@@ -124,14 +124,14 @@ def environment(bench, session_id):
 def test_replay_compares_the_real_result_of_a_perturbed_call(bench, code, rule):
     session = bench.rpc("create_session", toolpacks=["drift"], perturbations={"rules": [rule]})
     look = {"function": "look", "kwargs": {}}
-    heard = bench.rpc("run_function", agent_key=session["agent_path"].removeprefix("/agents/"), **look)
+    envelope = bench.rpc("run_function", agent_key=session["agent_path"].removeprefix("/agents/"), **look)
     assert replay(bench, session["session_id"]).get("diverged") is None
     code.text = "other"
     report = replay(bench, session["session_id"])
     difference = {"recorded": '{"a":"same","b":0}', "replayed": '{"a":"other","b":0}'}
     assert report.get("diverged") == {"index": 0, "what": "result", **difference}
-    again = report["session"]["agent_path"].removeprefix("/agents/")
-    assert bench.rpc("run_function", agent_key=again, **look) == heard
+    replay_key = report["session"]["agent_path"].removeprefix("/agents/")
+    assert bench.rpc("run_function", agent_key=replay_key, **look) == envelope
 
 
 def busy(bench, code):
@@ -418,8 +418,8 @@ def test_repeated_request_runs_nothing_again(bench, code):
     bench.call(session_id, "add", amount=1)
     bench.call(new, "add", amount=1)
     trace = bench.rpc("get_trace", session_id=new)
-    again = replay(bench, session_id, call_id="one")
-    assert again == first | {"session": first["session"] | {"expires_at": again["session"]["expires_at"]}}
+    repeated = replay(bench, session_id, call_id="one")
+    assert repeated == first | {"session": first["session"] | {"expires_at": repeated["session"]["expires_at"]}}
     assert bench.rpc("get_trace", session_id=new) == trace
     refused(-32009, replay, bench, session_id, call_id="one", limit=5)
     refused(-32009, bench.rpc, "fork_session", session_id=session_id, call_id="one")
@@ -457,19 +457,19 @@ def test_interrupted_request_continues_where_it_ended(bench, code):
 
 def test_simultaneous_requests_to_two_workers_run_once(redis_url, code):
     url = redis_server.emptied(redis_url)
-    with Bench(catalog_of(code), store=url) as one, Bench(catalog_of(code), store=url) as other:
-        session_id = busy(one, code)
-        bundle = one.rpc("export_bundle", session_id=session_id)["bundle"]
-        sent = [each.later("replay_session", session_id=session_id, call_id="one") for each in (one, other)]
+    with Bench(catalog_of(code), store=url) as first, Bench(catalog_of(code), store=url) as second:
+        session_id = busy(first, code)
+        bundle = first.rpc("export_bundle", session_id=session_id)["bundle"]
+        futures = [each.later("replay_session", session_id=session_id, call_id="one") for each in (first, second)]
         for mode in ("exact", "replay"):
-            sent += [each.later("import_bundle", bundle=bundle, mode=mode, call_id=mode) for each in (one, other)]
-        reports = [future.result(PATIENCE) for future in sent]
+            futures += [each.later("import_bundle", bundle=bundle, mode=mode, call_id=mode) for each in (first, second)]
+        reports = [future.result(PATIENCE) for future in futures]
         new = [each.get("session", each)["session_id"] for each in reports]
         assert new[::2] == new[1::2]
-        assert {each["session_id"] for each in one.rpc("list_sessions")} == {session_id, *new}
+        assert {each["session_id"] for each in first.rpc("list_sessions")} == {session_id, *new}
         assert len({*new}) == 3
         for each in new:
-            assert comparable_trace(other, each) == comparable_trace(one, session_id)
+            assert comparable_trace(second, each) == comparable_trace(first, session_id)
 
 
 def test_calls_with_deadlines_and_nested_calls_are_repeated(bench, code):

@@ -110,16 +110,16 @@ def test_file_larger_than_any_bundle_is_a_one_sentence_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["replay", "--data-dir", "nowhere", "x"], "There is no store nowhere/sessions.db"),
         (["replay", *FIXTURES, server_process.__file__], "This isn't a bundle"),
         (["session", "bundle", "--url", "http://127.0.0.1:1", "x" * 48], "can't be reached"),
     ],
 )
-def test_invalid_arguments_are_a_one_sentence_error(arguments, said):
+def test_invalid_arguments_are_a_one_sentence_error(arguments, message):
     ended = run_here(*arguments)
     assert ended.returncode == 1
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
-    assert said in line
+    assert message in line

@@ -91,8 +91,8 @@ def test_session_shows_seed_and_clock_only_to_the_client(bench):
     session = bench.rpc("create_session", toolpacks=["dice"], **PINNED)
     assert [session[name] for name in ("seed", "clock", "clock_step_seconds")] == [*PINNED.values(), 1.0]
     assert bench.rpc("get_session", session_id=session["session_id"])["seed"] == "a seed"
-    listed = bench.rpc("create_session", toolpacks=["dice"], seed="x", labels={"only": "seed"})
-    assert bench.rpc("list_sessions", labels={"only": "seed"})[0]["seed"] == listed["seed"] == "x"
+    seeded = bench.rpc("create_session", toolpacks=["dice"], seed="x", labels={"only": "seed"})
+    assert bench.rpc("list_sessions", labels={"only": "seed"})[0]["seed"] == seeded["seed"] == "x"
     agent = session["agent_path"].removeprefix("/agents/")
     reply = bench.answer(b'{"jsonrpc":"2.0","id":1,"method":"list_functions"}', agent_key=agent)
     assert b"a seed" not in reply
@@ -153,16 +153,18 @@ def test_fork_repeats_what_its_parent_does_next(bench):
     for fork in (*forks, grandchild):
         assert play(bench, fork, 1)[:5] == expected
     of_version_1 = bench.rpc("fork_session", session_id=parent, version=1)[0]["session_id"]
-    again = bench.create("dice", **PINNED)
-    bench.call(again, "throw")
-    assert bench.result(of_version_1, "look") == bench.result(again, "look")
+    repeated = bench.create("dice", **PINNED)
+    bench.call(repeated, "throw")
+    assert bench.result(of_version_1, "look") == bench.result(repeated, "look")
     at_once = bench.rpc("fork_session", session_id=parent, version=0)[0]["session_id"]
     assert bench.result(at_once, "look") == bench.result(bench.create("dice", **PINNED), "look")
     trace = bench.rpc("get_trace", session_id=parent)
     for record in trace[:3]:  # throw, look, throw
         (fork,) = bench.rpc("fork_session", session_id=parent, before=record["index"])
         assert bench.result(fork["session_id"], record["function"]) == record["result"]
-    assert [bench.rpc("get_session", session_id=one)["seed"] for one in (*forks, grandchild)] == ["a seed"] * 3
+    assert [bench.rpc("get_session", session_id=session_id)["seed"] for session_id in (*forks, grandchild)] == [
+        "a seed"
+    ] * 3
 
 
 def test_fork_may_have_its_own_seed(bench):
@@ -186,8 +188,8 @@ def test_fork_may_have_its_own_seed(bench):
 
 def test_seeded_session_repeats_after_a_restart(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
-    with process_bench(store=url) as whole:
-        expected = play(whole, whole.create("dice", **PINNED), 2)
+    with process_bench(store=url) as uninterrupted:
+        expected = play(uninterrupted, uninterrupted.create("dice", **PINNED), 2)
     with process_bench(store=url) as first:
         session_id = first.create("dice", **PINNED)
         answers = play(first, session_id, 1)
@@ -225,13 +227,13 @@ def test_leftovers_of_functions_are_not_visible(bench):
     session_id = bench.create("dice", **PINNED)
     assert bench.result(session_id, "straggle") == expected
     looks = bench.result(session_id, "look")
-    again = bench.create("dice", **PINNED)
-    bench.call(again, "fail")
-    assert bench.result(again, "look") == looks
+    repeated = bench.create("dice", **PINNED)
+    bench.call(repeated, "fail")
+    assert bench.result(repeated, "look") == looks
 
 
 def test_read_only_calls_are_never_verified(bench):
-    """Which calls are verified depends on their duration, so the same call could return another value."""
+    """The server verifies calls depending on their duration, so a repeated call could return another value."""
     session_id = bench.create("liars", **PINNED)
     for _ in range(2 * FIRST_CALLS):
         assert bench.result(session_id, "search", word="a") == 1  # The change is dropped.
@@ -290,10 +292,10 @@ def test_bundles_keep_seed_and_clock(bench, other):
     replayed = other.rpc("import_bundle", bundle=bundle, mode="replay")
     assert (replayed["complete"], replayed["session"]["seed"]) == (True, "a seed")
     fork = bench.rpc("fork_session", session_id=session_id)[0]["session_id"]
-    for one in (session_id, fork):
-        bundle = bench.rpc("export_bundle", session_id=one)["bundle"]
+    for source_id in (session_id, fork):
+        bundle = bench.rpc("export_bundle", session_id=source_id)["bundle"]
         moved = bench.rpc("import_bundle", bundle=bundle)["session_id"]
-        assert bench.result(moved, "look") == bench.result(one, "look")
+        assert bench.result(moved, "look") == bench.result(source_id, "look")
     assert base64.b64decode(bundle)
 
 

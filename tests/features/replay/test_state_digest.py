@@ -1,4 +1,4 @@
-"""State digests: two worlds have the same digest exactly if they have the same content."""
+"""State digests: two worlds have the same digest if and only if they have the same content."""
 
 import copy
 import random
@@ -126,11 +126,11 @@ def test_digests_differ_exactly_if_worlds_do(one, other):
 @given(st.lists(hashable, max_size=20), st.randoms(use_true_random=False))
 def test_order_of_a_set_does_not_matter(members, shuffled):
     first = set(members)
-    again = list(first)
-    shuffled.shuffle(again)
+    reordered = list(first)
+    shuffled.shuffle(reordered)
     filled = {*range(1000)}  # The table of the set grows, so that the order changes.
     filled -= {*range(1000)}
-    filled |= set(again)
+    filled |= set(reordered)
     assert of(first) == of(filled) != of(members)
     assert of([frozenset(first)]) == of([frozenset(filled)]) != of([first])
     assert of({"a": (first, 1)}) == of({"a": (filled, 1)})
@@ -160,10 +160,10 @@ def test_different_values_have_different_digests():
 def test_private_and_explicitly_set_values_matter():
     plain, explicit, private = Shop(), Shop(other=None), Shop()
     private._secret = "told"
-    seen = Shop()
-    seen.item = Item()
-    seen.item._seen = 1
-    assert len({digest(shop) for shop in (plain, explicit, private, seen)}) == 4
+    shop_with_set_field = Shop()
+    shop_with_set_field.item = Item()
+    shop_with_set_field.item._seen = 1
+    assert len({digest(shop) for shop in (plain, explicit, private, shop_with_set_field)}) == 4
     assert digest(Shop()) == digest(plain)
 
 
@@ -192,12 +192,12 @@ def test_division_into_parts_does_not_matter():
         """Sell it."""
 
     classes = Catalog({"shop": toolpack}).classes
-    whole = Divided(content={"a", "b"}, item=Item(name="pen"), other=[1])
-    whole._secret = {"x": 1}
-    parts = divide(toolpack, whole)
+    undivided = Divided(content={"a", "b"}, item=Item(name="pen"), other=[1])
+    undivided._secret = {"x": 1}
+    parts = divide(toolpack, undivided)
     assert len(parts) >= 3
     entries = [("shop", part_entries(part, classes)) for part in parts.values()]
-    assert world_digest(entries) == world_digest([("shop", part_entries(whole, classes))])
+    assert world_digest(entries) == world_digest([("shop", part_entries(undivided, classes))])
     assert world_digest(entries) == world_digest(reversed(entries))
     assert world_digest(entries) != world_digest([("other", entries_of_part) for _, entries_of_part in entries])
 

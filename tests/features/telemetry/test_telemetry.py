@@ -43,7 +43,7 @@ def receiver():
 
 @pytest.fixture
 def bench(receiver, monkeypatch, make_bench):
-    """A function that makes a server in this process, which exports to the receiver."""
+    """Return a function that makes a server in this process. The server exports to the receiver."""
 
     def make(**settings):
         variables = settings.pop("variables", {})
@@ -108,9 +108,9 @@ def test_call_is_a_server_span_with_children(receiver, tmp_path):
         ]
         kinds = {each.histogram.aggregation_temporality for each in receiver.metrics.values()}
         assert kinds == {AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE}
-        sent = b"".join(receiver.bodies)
+        exported_bytes = b"".join(receiver.bodies)
         for path in (session["agent_path"], session["mcp_path"]):
-            assert path.rpartition("/")[2].encode() not in sent
+            assert path.rpartition("/")[2].encode() not in exported_bytes
 
 
 def test_rejected_and_unknown_calls_have_error_types(receiver, bench):
@@ -125,10 +125,10 @@ def test_rejected_and_unknown_calls_have_error_types(receiver, bench):
 
 
 @pytest.mark.parametrize(
-    ("asked", "exported"), [({}, False), ({CONTENT: "true"}, True), ({CONTENT: "no_content"}, False)]
+    ("variable", "exported"), [({}, False), ({CONTENT: "true"}, True), ({CONTENT: "no_content"}, False)]
 )
-def test_content_is_exported_only_if_a_variable_enables_it(receiver, bench, asked, exported):
-    server = bench(variables=asked)
+def test_content_is_exported_only_if_a_variable_enables_it(receiver, bench, variable, exported):
+    server = bench(variables=variable)
     session_id = server.create()
     server.call(session_id, "echo", value=SECRET)
     server.call(session_id, "add", amount=SECRET)
@@ -194,7 +194,7 @@ def test_spans_of_a_toolpack_are_children_of_its_calls(receiver, tmp_path, isola
         assert [span.parent for span in (call, run, outer, inner)] == [SPAN, call.id, run.id, outer.id]
         assert {span.trace for span in (call, run, outer, inner)} == {TRACE}
         assert (outer.attributes, outer.events, outer.scope) == ({"depth": 1}, [("looked", {})], "a toolpack")
-        for _ in range(3):  # first on a thread, then on an event loop that calls share
+        for _ in range(3):  # an async function runs first on a thread, then on an event loop that calls share
             trace = server.call(session_id, "wait")["result"]
             ran, waiting = receiver.wait_for("run", "waiting", trace=trace)
             assert waiting.parent == ran.id
@@ -208,18 +208,18 @@ def test_spans_from_an_executor_are_validated():
     changes += [{"status": "x"}, {"parent_id": None}, {"events": [["e", "1", {}]]}]
     run = SpanContext(int(TRACE, 16), int(SPAN, 16), is_remote=False, trace_flags=otel.TraceFlags(1))
 
-    def read(claims):
+    def parse(claims):
         return [*read_spans(claims, run, Resource.get_empty())]
 
-    (span,) = read([{}, [], None, 7, *({**good, **change} for change in changes), {**good, "name": "\ud800"}])
+    (span,) = parse([{}, [], None, 7, *({**good, **change} for change in changes), {**good, "name": "\ud800"}])
     assert (span.name, span.context.trace_id, span.attributes) == (
         "?",
         run.trace_id,
         {"a": "[1]", "b": 1.5, "c": str(2**64)},
     )
     assert encode_spans([span])
-    assert len(read([good] * 1000)) == MAX_SPANS
-    assert read("not even a list") == []
+    assert len(parse([good] * 1000)) == MAX_SPANS
+    assert parse("not even a list") == []
 
 
 @pytest.mark.filterwarnings("default")  # The client emits warnings.
@@ -294,8 +294,8 @@ def test_spans_are_sent_again_after_retry_after(receiver, bench):
 def test_headers_are_not_sent_to_a_redirect_target(receiver, bench, caplog, status):
     with otlp_receiver.receiving() as stranger:
         receiver.status, receiver.replies = status, {"Location": f"http://127.0.0.1:{stranger.port}/"}
-        more = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret", "OTEL_METRICS_EXPORTER": "none"}
-        server = bench(variables=more)
+        variables = {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=secret", "OTEL_METRICS_EXPORTER": "none"}
+        server = bench(variables=variables)
         server.call(server.create(), "total")
         serving.wait_until(lambda: f"status {status}" in caplog.text, "a line")
         assert {each["authorization"] for each in receiver.headers} == {"secret"}
@@ -329,8 +329,8 @@ def test_forked_process_exports_nothing(receiver, bench):
 
 
 def test_headers_and_gzip_are_sent(receiver, bench):
-    more = {"OTEL_EXPORTER_OTLP_HEADERS": "x-key=a%20b,x-other=c", "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}
-    server = bench(variables=more)
+    variables = {"OTEL_EXPORTER_OTLP_HEADERS": "x-key=a%20b,x-other=c", "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}
+    server = bench(variables=variables)
     server.call(server.create(), "total")
     receiver.wait_for("run_function total")
     headers = {name.lower(): value for name, value in receiver.headers[0].items()}
@@ -376,5 +376,7 @@ def test_opentelemetry_is_not_imported_when_it_is_off():
         "print(service.sessions.tracer, [m for m in sys.modules if m.startswith(('opentelemetry', 'google.protobuf'))])"
     )
     environment = {name: value for name, value in server_process.environment().items() if not name.startswith("OTEL_")}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "None []\n"
+    process = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert process.stdout == "None []\n"

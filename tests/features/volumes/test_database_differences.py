@@ -29,7 +29,7 @@ CHANGES = [
     "INSERT OR REPLACE INTO plain SELECT id + {number}, text, NULL FROM plain WHERE id % 400 = 3",
     "INSERT INTO far (text) SELECT text FROM plain WHERE {number} = 1",
     "INSERT INTO keyed SELECT a + 0.5, b, c FROM keyed WHERE a % 500 = {number} % 500",
-    "UPDATE wide SET body = replace(body, '0', '1') WHERE rowid = {number} % 300",  # replaced in the same pages
+    "UPDATE wide SET body = replace(body, '0', '1') WHERE rowid = {number} % 300",  # replaced within their pages
     "UPDATE wide SET body = hex(randomblob({number})) WHERE rowid % 100 = {number} % 100",
     "INSERT INTO wide SELECT name || {number}, body FROM wide WHERE rowid % 50 = 1",
     "UPDATE plain SET id = id + 10000 WHERE id = {number}",

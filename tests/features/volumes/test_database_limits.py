@@ -1,4 +1,4 @@
-"""Limits of databases: what an agent stores or computes is bounded, and doesn't block other owners."""
+"""Limits of databases: an agent's data and SQL are bounded, and don't block other owners."""
 
 import threading
 
@@ -47,7 +47,7 @@ TOO_MUCH = {
     f"SELECT {'hex(zeroblob(2000000)),' * 200} 1": NO_MEMORY,
     f"SELECT count(*) FROM ({BLOBS} ORDER BY b)": NO_MEMORY,
     f"CREATE TEMP TABLE t AS {BLOBS}": NO_MEMORY,
-    # This holds more than three quarters of SQLite's memory for as long as the call may take, so others would get none.
+    # This holds more than three quarters of SQLite's memory until the deadline. Other calls would get none.
     f"WITH m AS MATERIALIZED ({BLOBS} LIMIT 200) SELECT count(*) FROM m a, m b, m c, m d WHERE a.b = 1": HELD,
 }
 
@@ -90,7 +90,7 @@ def test_unreadable_table_is_an_error_with_its_reason(bench, case):
     assert run(bench, session, "CREATE TABLE good (x)", "INSERT INTO good VALUES (1)") is None
     assert run(bench, session, *statements) is None
     for method, params in {
-        "get_environment": [{}, *({"pointer": f"/schemas/db{rest}"} for rest in ("", "/t", "/t/1"))],
+        "get_environment": [{}, *({"pointer": f"/schemas/db{suffix}"} for suffix in ("", "/t", "/t/1"))],
         "diff_environment": [{}, {"from_version": 1}],
     }.items():
         for more_params in params:
@@ -147,8 +147,8 @@ def test_database_of_the_maximum_size_is_shown(isolation):
     with make(isolation, max_volume_bytes=2**22) as bench:
         session = bench.create("schemas")
         assert run(bench, session, "CREATE TABLE t (x)", *["INSERT INTO t VALUES (zeroblob(1000000))"] * 4) is None
-        shown = bench.rpc("get_environment", session_id=session)["schemas"]["db"]["t"]
-        assert len(shown) == 4
+        table_json = bench.rpc("get_environment", session_id=session)["schemas"]["db"]["t"]
+        assert len(table_json) == 4
         assert len(bench.rpc("diff_environment", session_id=session)[0]["value"]) == 4
 
 
@@ -181,8 +181,8 @@ def test_stuck_reader_threads_block_no_other_owner():
     with make("thread", timeout_seconds=0.2) as bench:
         threads = bench.sessions.queues.threads
         for number, owner in enumerate(("ann", "bob", "cid"), 1):
-            held = bench._run(_caught(bench.sessions.compute(lambda: gate.wait(60), owner, "read")))
-            assert "took longer than" in str(held)
+            reading = bench._run(_error_of(bench.sessions.compute(lambda: gate.wait(60), owner, "read")))
+            assert "took longer than" in str(reading)
             assert threads.stuck_threads() == number
         assert bench._run(bench.sessions.compute(lambda: "read", "eve", "read")) == "read"
         gate.set()
@@ -192,7 +192,7 @@ def test_stuck_reader_threads_block_no_other_owner():
         assert (lane.taken, dict(lane._running), lane._left_behind) == (0, {}, set())
 
 
-async def _caught(work):
+async def _error_of(work):
     try:
         return await work
     except Exception as error:  # noqa: BLE001 - the test inspects it

@@ -1,7 +1,4 @@
-"""Database schemas: a schema may use any allowed SQLite function.
-
-Its database works in calls, by path, in views and for evaluators.
-"""
+"""Database schemas that use SQLite functions: the database works in calls, as a file, in views and for evaluators."""
 
 import contextlib
 import sqlite3
@@ -45,21 +42,21 @@ def bench(isolation):
 
 @pytest.mark.parametrize("seeded", [False, True], ids=["plain", "seeded"])
 @pytest.mark.parametrize("how", ["run", "by_path"])
-@pytest.mark.parametrize("place", PLACES)
-def test_sqlite_functions_work_everywhere_in_a_schema(bench, isolation, place, how, seeded):
+@pytest.mark.parametrize("location", PLACES)
+def test_sqlite_functions_work_everywhere_in_a_schema(bench, isolation, location, how, seeded):
     if seeded and isolation == "thread":
         pytest.skip("a seeded session needs a process")
     pins = {"seed": "x", "clock": "2026-03-02T09:30:00Z"} if seeded else {}
-    task = f"schemas/{place.replace(' ', '-')}"
+    task = f"schemas/{location.replace(' ', '-')}"
     session = bench.rpc("create_session", task=task, **pins)["session_id"]
-    bench.result(session, how, statements=[*PLACES[place], FILL])
-    sql, expected = USES.get(place, ("SELECT id FROM t", [["1"]]))
+    bench.result(session, how, statements=[*PLACES[location], FILL])
+    sql, expected = USES.get(location, ("SELECT id FROM t", [["1"]]))
     assert bench.result(session, "run", statements=[sql])[0] == expected
-    shown = bench.rpc("get_environment", session_id=session)["schemas"]["db"]
-    assert shown["t"]["1"]["j"] == '{"a": 1}'
-    assert bench.rpc("get_environment", session_id=session, pointer="/schemas/db/t") == shown["t"]
+    database_json = bench.rpc("get_environment", session_id=session)["schemas"]["db"]
+    assert database_json["t"]["1"]["j"] == '{"a": 1}'
+    assert bench.rpc("get_environment", session_id=session, pointer="/schemas/db/t") == database_json["t"]
     paths = {each["path"] for each in bench.rpc("diff_environment", session_id=session)}
-    assert paths == {f"/schemas/db/{table}" for table in shown}
+    assert paths == {f"/schemas/db/{table}" for table in database_json}
     assert bench.rpc("evaluate_session", session_id=session)["passed"]
     bench.result(session, "run", statements=["DELETE FROM t"])
     assert {"op": "remove", "path": "/schemas/db/t/1"} in bench.rpc(
@@ -67,7 +64,7 @@ def test_sqlite_functions_work_everywhere_in_a_schema(bench, isolation, place, h
     )
     assert bench.result(session, "run", statements=["PRAGMA integrity_check"]) == [[["'ok'"]]]
     by_rows = bench.rpc("create_session", task=f"{task}-by-rows", **pins)["session_id"]
-    bench.result(by_rows, how, statements=[*PLACES[place], FILL])
+    bench.result(by_rows, how, statements=[*PLACES[location], FILL])
     assert bench.rpc("evaluate_session", session_id=by_rows)["passed"]
 
 

@@ -1,5 +1,6 @@
-"""Databases in an environment: atomic with other fields, forked, reset, shown and evaluated, with and without
-executors.
+"""Databases as fields of an environment, with and without executors.
+
+They change atomically with other fields, and can be forked, reset, shown and evaluated.
 """
 
 import base64
@@ -182,10 +183,10 @@ def test_server_controls_durability_settings(bench, session):
         assert bench.result(session, "run_sql", sql=f"PRAGMA {name} = 1") == []
     bench.result(session, "run_sql", sql="VACUUM")
     bench.result(session, "run_sql", sql="DELETE FROM orders; VACUUM; -- attached", script=True)
-    both = "SQL with the word ATTACH can't run VACUUM: run VACUUM by itself"
+    refusal_text = "SQL with the word ATTACH can't run VACUUM: run VACUUM by itself"
     for word in ("attach", "/**/ATTACH''AS x;"):
         message = error(bench, session, "run_sql", sql=f"VACUUM; -- {word}", script=True)
-        assert message == f"DatabaseError: not authorized: {both}"
+        assert message == f"DatabaseError: not authorized: {refusal_text}"
     assert rows(bench, session, "PRAGMA integrity_check") == [["'ok'"]]
 
 
@@ -234,20 +235,22 @@ def test_worker_with_executors_opens_no_database(monkeypatch, tmp_path):
     with make("process", scratch_dir=tmp_path) as bench:
         session = bench.create("stall")
         bench.result(session, "place_order", product=1, quantity=1)
-        assert list(tmp_path.rglob("copy-*"))  # the working copy of an executor
+        assert list(tmp_path.rglob("copy-*"))  # this is the working copy of an executor
         assert bench.rpc("get_environment", session_id=session)["stall"]["db"]["orders"]
         assert bench.rpc("diff_environment", session_id=session)
         assert bench.rpc("get_environment", format="snapshot", session_id=session)["contents"]
 
 
 def test_executors_share_the_scratch_folder_equally(monkeypatch):
-    seen = []
+    configurations = []
     begin = runner.Zygote
     monkeypatch.setattr(
-        runner, "Zygote", lambda configuration, *more: (seen.append(configuration), begin(configuration, *more))[1]
+        runner,
+        "Zygote",
+        lambda configuration, *options: (configurations.append(configuration), begin(configuration, *options))[1],
     )
     with make("process", scratch_bytes=64 * 2**20, of_features=[ExecutorsSettings(max=4)]):
-        assert [configuration.scratch_bytes for configuration in seen] == [16 * 2**20]
+        assert [configuration.scratch_bytes for configuration in configurations] == [16 * 2**20]
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
@@ -257,8 +260,8 @@ def test_workers_that_take_turns_see_each_others_changes(isolation, count):
         session = first.create("stall")
         for turn in range(4):
             worker = (first, second)[turn % 2]
-            done = [worker.result(session, "place_order", product=1, quantity=1) for _ in range(count)]
-            assert done == [*range(turn * count + 1, (turn + 1) * count + 1)]
+            order_numbers = [worker.result(session, "place_order", product=1, quantity=1) for _ in range(count)]
+            assert order_numbers == [*range(turn * count + 1, (turn + 1) * count + 1)]
             assert worker.result(session, "count_orders") == (turn + 1) * count
 
 
@@ -389,7 +392,7 @@ def test_list_toolpacks_shows_the_tables_of_a_database(bench):
 
 @pytest.fixture
 def stored(tmp_path):
-    """A function that changes the store of a stopped server, and starts the server again."""
+    """Return a function that changes the store of a stopped server, and starts the server again."""
     path, benches = tmp_path / "sessions.db", []
 
     def start(*statements):
@@ -458,11 +461,11 @@ def test_leftovers_of_dead_processes_are_removed(tmp_path):
     dead, alive = Scratch(tmp_path, 10), Scratch(tmp_path, 10)
     for scratch in (dead, alive):
         (scratch.folder / "copy").write_text("x")
-    gone = dead.folder
-    os.close(dead._finalize.peek()[2][1])  # as the end of the process does
+    dead_folder = dead.folder
+    os.close(dead._finalize.peek()[2][1])  # the end of a process also releases its lock
     (tmp_path / f"{PREFIX}nobody's").mkdir()
     remove_leftovers(tmp_path)
-    assert not gone.exists()
+    assert not dead_folder.exists()
     assert (alive.folder / "copy").exists()
     dead._finalize.detach()
     alive.close()
@@ -481,8 +484,8 @@ def test_too_small_memory_file_system_is_not_used(caplog, monkeypatch, tmp_path)
 def test_missing_scratch_folder_stops_the_start(tmp_path):
     words = ("serve", "--port", 0, "--data-dir", tmp_path, "--packs", "bank")
     ended = run(*words, TOOLPACK_SCRATCH_DIR=str(tmp_path / "none"))
-    said = f"TOOLPACK_SCRATCH_DIR: {tmp_path}/none isn't a folder that the server can write to: create it."
-    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"toolpack-server: {said}\n")
+    message = f"TOOLPACK_SCRATCH_DIR: {tmp_path}/none isn't a folder that the server can write to: create it."
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"toolpack-server: {message}\n")
 
 
 def test_unusable_scratch_folder_rejects_calls(tmp_path):
@@ -498,8 +501,8 @@ def test_thousand_forks_that_only_read_share_one_copy(tmp_path):
     with Bench(CATALOG, scratch_dir=tmp_path) as bench:
         session = bench.create("stall", options={"stall": {"rows": 1000}})
         assert bench.result(session, "count_orders") == 0
-        (one,) = copies(tmp_path)
-        size = one.stat().st_size
+        (working_copy,) = copies(tmp_path)
+        size = working_copy.stat().st_size
         forks = [fork["session_id"] for fork in bench.rpc("fork_session", session_id=session, count=1000)]
         answers = [bench.later_call(fork, "count_orders") for fork in forks]
         assert {answer.result(PATIENCE)["result"] for answer in answers} == {0}
@@ -537,7 +540,7 @@ def test_least_recently_used_copies_are_removed_and_rebuilt(tmp_path):
 
 
 def test_leaked_connection_keeps_no_copy_alive(tmp_path):
-    kept = []
+    connections = []
     toolpack = Toolpack("keeper", ShopOfOne)
 
     @toolpack.function
@@ -546,8 +549,8 @@ def test_leaked_connection_keeps_no_copy_alive(tmp_path):
 
         :param fails: Fail afterwards.
         """
-        kept.append(db)
-        kept.append(db.execute("SELECT 1"))
+        connections.append(db)
+        connections.append(db.execute("SELECT 1"))
         db.execute("INSERT INTO one VALUES (1)")
         db.commit()
         if fails:
@@ -561,7 +564,7 @@ def test_leaked_connection_keeps_no_copy_alive(tmp_path):
         assert len(copies(tmp_path)) <= 2
         used = [each for each in gc.get_objects() if isinstance(each, Database) and each.mount is not None]
         assert len(used) <= 1  # The thread of the last call may still refer to one.
-    for each in kept:
+    for each in connections:
         with pytest.raises(sqlite3.ProgrammingError):
             each.execute("SELECT 1")
     assert [*tmp_path.iterdir()] == []
@@ -685,37 +688,37 @@ def test_commits_on_a_closed_connection_are_stored():
 def test_misuse_of_path_is_an_error_with_its_reason():
     database = Database("CREATE TABLE t (x)")
 
-    def use(what):
+    def use(action):
         with database.path() as path, contextlib.closing(sqlite3.connect(path)) as connection:
-            what(path, connection)
+            action(path, connection)
 
-    def again(*_):
+    def connect_again(*_):
         use(lambda *_: None)
 
     def empty(path, _):
         path.write_bytes(b"")
 
-    for what, said in (
-        (again, r"^a block of path\(\) is still open"),
+    for action, message in (
+        (connect_again, r"^a block of path\(\) is still open"),
         (empty, r"^the file of path\(\) isn't a SQLite database at the end of the block$"),
     ):
-        with pytest.raises(sqlite3.DatabaseError, match=said):
-            use(what)
+        with pytest.raises(sqlite3.DatabaseError, match=message):
+            use(action)
     use(lambda _, connection: connection.executescript("INSERT INTO t VALUES (1)"))
     assert database.connect().execute("SELECT x FROM t").fetchall() == [(1,)]
 
 
 def test_open_connection_to_the_path_is_an_error():
-    database, kept = Database("CREATE TABLE t (x)"), []
+    database, connections = Database("CREATE TABLE t (x)"), []
 
     def use():
         with database.path() as path:
-            kept.append(sqlite3.connect(path))
-            kept[0].execute("BEGIN EXCLUSIVE")
+            connections.append(sqlite3.connect(path))
+            connections[0].execute("BEGIN EXCLUSIVE")
 
     with pytest.raises(sqlite3.OperationalError, match="locked: close every connection to the file of path"):
         use()
-    kept[0].close()
+    connections[0].close()
 
 
 def test_uncommitted_changes_in_a_file_are_not_copied(tmp_path):
@@ -811,14 +814,14 @@ def test_authors_test_can_read_the_database():
 
 
 class Register:
-    """A register that knows nothing of the server but its database."""
+    """A plain class that uses nothing of the server except a database."""
 
     def __init__(self) -> None:
         self.db = Database("CREATE TABLE entry (text TEXT)")
         self.looks = 0
 
     def enter(self, text: str) -> int:
-        """Enter a text, and get how many there are.
+        """Enter a text, and return the number of entries.
 
         Args:
             text: The text.
@@ -835,9 +838,9 @@ class Register:
 
 
 def test_instance_of_a_plain_class_may_have_a_database():
-    one = Toolpack.from_class("register", Register, read_only=["count"])
-    two = Toolpack.from_classes("two", {"a": Register, "b": Register})
-    with Bench(Catalog({"register": one, "two": two})) as bench:
+    single = Toolpack.from_class("register", Register, read_only=["count"])
+    pair = Toolpack.from_classes("two", {"a": Register, "b": Register})
+    with Bench(Catalog({"register": single, "two": pair})) as bench:
         session = bench.create("register", "two")
         assert bench.result(session, "enter", text="x") == 1
         assert error(bench, session, "enter", text="wrong") == "ValueError: on purpose"
@@ -940,10 +943,10 @@ def test_progress_handler_does_not_disable_the_deadline():
 
     @pack.function(timeout_seconds=0.3)
     def watch(db: Annotated[sqlite3.Connection, Depends("db")], steps: int, handler: bool) -> None:
-        """Watch it.
+        """Set a progress handler, and run an endless statement.
 
-        :param steps: How often.
-        :param handler: By a function.
+        :param steps: The number of SQLite's steps between two calls of the handler.
+        :param handler: Whether the handler is a function, or None.
         """
         db.set_progress_handler((lambda: 0) if handler else None, steps)
         db.execute(endless).fetchone()
@@ -1020,10 +1023,10 @@ def test_states_are_compared_only_under_one_sqlite_version(monkeypatch):
     def replays(bench, session):
         bundle = bench.rpc("export_bundle", session_id=session)["bundle"]
         imported = bench.rpc("import_bundle", bundle=bundle)["session_id"]
-        again = [bench.rpc("replay_session", session_id=each) for each in (session, imported)]
-        again.append(bench.rpc("import_bundle", bundle=bundle, mode="replay"))
+        report = [bench.rpc("replay_session", session_id=each) for each in (session, imported)]
+        report.append(bench.rpc("import_bundle", bundle=bundle, mode="replay"))
         return [
-            each.get("diverged") and (each.get("diverged")["index"], each.get("diverged")["what"]) for each in again
+            each.get("diverged") and (each.get("diverged")["index"], each.get("diverged")["what"]) for each in report
         ]
 
     changing = "INSERT INTO orders (product, quantity, at) VALUES (1, 1, strftime('%f', 'now'))"
@@ -1033,13 +1036,13 @@ def test_states_are_compared_only_under_one_sqlite_version(monkeypatch):
         assert replays(bench, session) == [(0, "state")] * 3
         monkeypatch.setattr(Database, "written_by", "SQLite 2.8.17")
         assert replays(bench, session) == [None] * 3
-        there = bench.create("stall", seed="x")
-        bench.result(there, "run_sql", sql=changing)
-        assert replays(bench, there) == [(0, "state")] * 3
+        another = bench.create("stall", seed="x")
+        bench.result(another, "run_sql", sql=changing)
+        assert replays(bench, another) == [(0, "state")] * 3
         (fork,) = bench.rpc("fork_session", session_id=session)
         bench.result(fork["session_id"], "run_sql", sql=changing)
-        again = bench.rpc("replay_session", session_id=fork["session_id"])
-        assert again.get("diverged")["what"] == "state"
+        report = bench.rpc("replay_session", session_id=fork["session_id"])
+        assert report.get("diverged")["what"] == "state"
 
 
 def test_states_of_files_do_not_depend_on_the_sqlite_version():

@@ -347,7 +347,7 @@ def test_json_of_files_can_be_read_again():
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("content", "sentence"),
     [
         ([], "files must be an object with a value for each path"),
         ({"a": {"$size": 3}}, "'a' has a size but no content: use a text or {\"$base64\": …}"),
@@ -359,9 +359,9 @@ def test_json_of_files_can_be_read_again():
         ({"a": {"$dir": True, "x": 1}}, "the value of 'a' must be"),
     ],
 )
-def test_invalid_json_of_files_is_rejected(given, sentence):
+def test_invalid_json_of_files_is_rejected(content, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        Files.parse(given)
+        Files.parse(content)
 
 
 def test_contents_are_shown_up_to_1_mib_in_total():

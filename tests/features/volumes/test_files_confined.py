@@ -43,18 +43,18 @@ def test_sandboxed_function_can_use_only_its_own_directory(confined):
 @pytest.mark.heavy
 def test_times_of_files_follow_the_clock_of_a_seeded_session(monkeypatch):
     monkeypatch.setenv("TOOLPACK_REPLAY_BUNDLE_KEY", "shared by both of us")
-    with bench() as here, bench() as there:
-        session = here.create("papers", **PINNED)
-        assert here.result(session, "times") == [CLOCK + 1]
-        here.result(session, "run", words=["new=1"])
-        assert here.result(session, "times") == [CLOCK + 3]
-        bundle = here.rpc("export_bundle", session_id=session)["bundle"]
-        states = [record.get("state") for record in here.rpc("get_trace", session_id=session)]
+    with bench() as first, bench() as second:
+        session = first.create("papers", **PINNED)
+        assert first.result(session, "times") == [CLOCK + 1]
+        first.result(session, "run", words=["new=1"])
+        assert first.result(session, "times") == [CLOCK + 3]
+        bundle = first.rpc("export_bundle", session_id=session)["bundle"]
+        states = [record.get("state") for record in first.rpc("get_trace", session_id=session)]
         assert all(states)
-        new = there.rpc("import_bundle", bundle=bundle)["session_id"]
-        assert there.rpc("get_environment", session_id=new) == here.rpc("get_environment", session_id=session)
-        assert there.rpc("replay_session", session_id=new)["complete"] is True
-        other = there.create("papers", **PINNED)
-        assert there.result(other, "times") == [CLOCK + 1]
-        there.result(other, "run", words=["new=1"])
-        assert [record.get("state") for record in there.rpc("get_trace", session_id=other)] == states[:2]
+        new = second.rpc("import_bundle", bundle=bundle)["session_id"]
+        assert second.rpc("get_environment", session_id=new) == first.rpc("get_environment", session_id=session)
+        assert second.rpc("replay_session", session_id=new)["complete"] is True
+        other = second.create("papers", **PINNED)
+        assert second.result(other, "times") == [CLOCK + 1]
+        second.result(other, "run", words=["new=1"])
+        assert [record.get("state") for record in second.rpc("get_trace", session_id=other)] == states[:2]

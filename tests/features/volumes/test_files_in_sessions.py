@@ -48,8 +48,8 @@ def test_every_version_of_a_long_session_is_read_from_its_pieces(bench):
     bundle = bench.rpc("export_bundle", session_id=session)["bundle"]
     copy = bench.rpc("import_bundle", bundle=bundle)["session_id"]  # This session has no working copy.
     for version in range(21):
-        written = {f"file {number}": f"{number}" * 100 * (1 + number % 3) for number in range(version)}
-        assert files_of(bench, copy, version=version) == {**START, **written}
+        expected = {f"file {number}": f"{number}" * 100 * (1 + number % 3) for number in range(version)}
+        assert files_of(bench, copy, version=version) == {**START, **expected}
 
 
 def test_files_and_other_fields_change_together(bench):
@@ -122,10 +122,10 @@ def test_forks_and_resets_have_their_own_files(bench):
 
 def test_files_are_read_by_pointer_and_in_pages(bench):
     session = bench.create("papers", options={"papers": {"count": 30}})
-    read = lambda **where: bench.rpc("get_environment", session_id=session, **where)  # noqa: E731
-    assert read(pointer="/papers/files/many~13.txt") == "3\n" * 20
-    assert [*read(pointer="/papers/files", after="many/3.txt", limit=2)] == ["many/4.txt", "many/5.txt"]
-    serving.refused(-32602, read, pointer="/papers/files/many")
+    get = lambda **where: bench.rpc("get_environment", session_id=session, **where)  # noqa: E731
+    assert get(pointer="/papers/files/many~13.txt") == "3\n" * 20
+    assert [*get(pointer="/papers/files", after="many/3.txt", limit=2)] == ["many/4.txt", "many/5.txt"]
+    serving.refused(-32602, get, pointer="/papers/files/many")
 
 
 def test_diff_names_the_changed_files(bench):
@@ -156,8 +156,8 @@ def test_files_are_exported_as_a_tar_file(bench):
 
 
 def test_schema_marks_the_field_as_files(bench):
-    [listed] = bench.rpc("list_toolpacks")
-    schema = listed["environment"]["properties"]["files"]
+    [toolpack] = bench.rpc("list_toolpacks")
+    schema = toolpack["environment"]["properties"]["files"]
     assert (schema["type"], schema["x-toolpack"]) == ("object", "files")
 
 
@@ -174,6 +174,6 @@ def test_full_scratch_folder_rejects_the_call_and_leaves_nothing(tmp_path, monke
             assert [path for path in tmp_path.glob("*/*/*") if path.name != "lock"] == []
         with monkeypatch.context() as full:
             full.setattr("toolpack_server.features.volumes.files.files.is_full", lambda _: True)
-            full.setattr("subprocess.run", no_room)  # a program that writes in the folder
+            full.setattr("subprocess.run", no_room)  # as if a program had filled the folder
             assert serving.refused(-32006, bench.call, session, "run", words=[]).message == FULL_TEXT
         assert bench.result(session, "run", words=["new=1"]) == "['./logo.png', './new', './orders/17.txt']\n"

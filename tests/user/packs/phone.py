@@ -39,9 +39,9 @@ def toggle_roaming(phone: Whole) -> bool:
 
 @toolpack.function(read_only=True)
 def look(phone: Whole, times: int = 1) -> str:
-    """See whether there is data.
+    """Return whether mobile data works.
 
-    :param times: How often.
+    :param times: The number of looks.
     """
     return "data " * times if phone.line and phone.roaming else "no data"
 

@@ -129,7 +129,7 @@ def test_missing_toolpack_author_is_reported(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("TOOLPACK_PACKDIR", "did you mean TOOLPACK_PACK_DIR?"),
         ("TOOLPACK_TOKNS", "did you mean TOOLPACK_TOKENS?"),
@@ -138,10 +138,10 @@ def test_missing_toolpack_author_is_reported(tmp_path, monkeypatch):
         ("TOOLPACK_NONSENSE", "docs/operate/settings.md lists them."),
     ],
 )
-def test_mistyped_environment_variable_is_reported(monkeypatch, tmp_path, name, said):
+def test_mistyped_environment_variable_is_reported(monkeypatch, tmp_path, name, message):
     monkeypatch.setenv(name, "x")
     write(tmp_path, "sound", sound("sound"))
-    assert f"note: the environment variable {name} isn't a setting: {said}" in check("--pack-dir", tmp_path)[1]
+    assert f"note: the environment variable {name} isn't a setting: {message}" in check("--pack-dir", tmp_path)[1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Toolpacks made from plain classes: their functions, options, environments, and read-only promises."""
+"""Toolpacks made from plain classes: their functions, options, environments, and read-only declarations."""
 
 import copy
 import itertools
@@ -110,8 +110,8 @@ def test_file_system_with_cyclic_references_is_stored_exactly(bench):
     bench.result(session, "cd", folder="docs")
     bench.result(session, "echo", content="new", file_name="new.txt")
     assert bench.result(session, "pwd") == {"current_working_directory": "/home/docs"}
-    shown = environment(bench, session)["files"]
-    assert shown == {
+    files_json = environment(bench, session)["files"]
+    assert files_json == {
         "root": {
             "name": "home",
             "parent": None,
@@ -135,7 +135,7 @@ def test_file_system_with_cyclic_references_is_stored_exactly(bench):
     # The current folder is a private attribute. It remains the same object as the folder in the tree, also in a fork.
     (fork,) = bench.rpc("fork_session", session_id=session)
     bench.result(fork["session_id"], "rm", file_name="new.txt")
-    assert environment(bench, session)["files"] == shown
+    assert environment(bench, session)["files"] == files_json
     assert "new.txt" not in str(environment(bench, fork["session_id"]))
     bench.rpc("reset_session", session_id=session, version=1)
     assert bench.result(session, "pwd") == {"current_working_directory": "/home"}
@@ -212,9 +212,9 @@ def test_several_instances_in_one_toolpack(bench):
     assert bench.result(session, "send", text="hi") == 1
     assert bench.result(session, "mail_ls") == [{"to": "bob", "text": "hi"}]
     assert bench.result(session, "files_ls") == {"current_directory_content": ["a.txt", "docs"]}
-    shown = environment(bench, session)["both"]
-    assert shown["mail"] == {"owner": "eve", "inbox": [{"to": "bob", "text": "hi"}]}
-    assert shown["files"]["root"]["contents"]["docs"].get("parent") == {"$ref": "/files/root"}
+    both_json = environment(bench, session)["both"]
+    assert both_json["mail"] == {"owner": "eve", "inbox": [{"to": "bob", "text": "hi"}]}
+    assert both_json["files"]["root"]["contents"]["docs"].get("parent") == {"$ref": "/files/root"}
     # Each instance is its own part, so a call loads only the instance that it uses.
     assert environment(bench, bench.create("both"))["both"]["mail"]["owner"] == "ann"
 
@@ -241,7 +241,9 @@ def test_from_class_leaves_the_class_unchanged():
     attributes = copy.copy(vars(foreign.FileSystem.ls))
     Catalog({"again": Toolpack.from_class("again", foreign.FileSystem)})
     enums = {foreign.Priority, foreign.ToolType}  # The members of enums are protected: see `ClassTable`.
-    assert all(attributes_of(kind) == held for kind, held in before.items() if kind not in enums)
+    assert all(
+        attributes_of(kind) == attributes_before for kind, attributes_before in before.items() if kind not in enums
+    )
     assert vars(foreign.FileSystem.ls) == attributes
 
 
@@ -327,10 +329,10 @@ def test_task_compares_plain_objects(make_bench):
 
 
 def test_evaluator_gets_the_instance():
-    seen = []
+    instances = []
 
     def evaluate(rollout):
-        seen.append(
+        instances.append(
             (rollout.initial, rollout.environment, rollout.at(0), rollout.replay([("mkdir", {"dir_name": "b"})]))
         )
         return True
@@ -342,7 +344,7 @@ def test_evaluator_gets_the_instance():
     bench.result(session, "mkdir", dir_name="a")
     assert bench.rpc("evaluate_session", session_id=session)["reward"] == 1
     bench.close()
-    assert [[*files.root.contents] for files in seen[0]] == [[], ["a"], [], ["b"]]
+    assert [[*files.root.contents] for files in instances[0]] == [[], ["a"], [], ["b"]]
 
 
 class NoDefault:

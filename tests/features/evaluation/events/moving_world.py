@@ -1,4 +1,4 @@
-"""A toolpack whose world only counts, and a simple model of sessions with event rules."""
+"""A toolpack of counters for tests of events, and a simple model of sessions with event rules."""
 
 import copy
 import itertools
@@ -26,9 +26,9 @@ toolpack = Toolpack("counters", Counters, begins="2026-03-02T09:00:00Z", step_se
 
 @toolpack.function
 def bump(counts: Counts, name: str) -> int:
-    """Count.
+    """Increase a counter.
 
-    :param name: What to count.
+    :param name: The name of the counter.
     """
     if name == "bad":
         raise ValueError("It is bad.")
@@ -53,7 +53,10 @@ CATALOG = Catalog({"counters": toolpack, "world": WORLD_PACK})
 
 
 class Model:
-    """What a session with rules does, written as simply as possible. Times are seconds since the beginning."""
+    """A model of one session with event rules, written as simply as possible.
+
+    Times are seconds since the session's creation.
+    """
 
     def __init__(self, rules: list[dict[str, Any]]) -> None:
         self.rules = rules
@@ -76,8 +79,10 @@ class Model:
         self.mark()
 
     def mark(self) -> None:
-        kept = {"rules", "trace", "version", "ends"}
-        self.ends[self.version] = copy.deepcopy({name: each for name, each in vars(self).items() if name not in kept})
+        saved_names = {"rules", "trace", "version", "ends"}
+        self.ends[self.version] = copy.deepcopy(
+            {name: each for name, each in vars(self).items() if name not in saved_names}
+        )
 
     def reset(self, version: int) -> None:
         vars(self).update(copy.deepcopy(self.ends[version]))
@@ -174,10 +179,10 @@ class Model:
         return ok
 
     def wait(self, seconds: int, *, stop: bool) -> dict[str, Any]:
-        began, end = self.rest, self.rest + seconds
+        start, end = self.rest, self.rest + seconds
         for happened in itertools.count():
             if stop and self.news:
-                end = min(end, max(began, self.news[0][0]))
+                end = min(end, max(start, self.news[0][0]))
             if not (self.coming and self.coming[0][0] <= end):
                 break
             if happened == MAX_EVENTS:
@@ -189,5 +194,5 @@ class Model:
         news, self.news = [text for _, text in self.news], []
         self.trace.append((end, "wait", True))
         self.mark()
-        self.happen_until(self.rest)  # what a wait that ended early has left
-        return {"waited": float(end - began), "news": news}
+        self.happen_until(self.rest)  # events that a wait that ended early has left
+        return {"waited": float(end - start), "news": news}

@@ -1,4 +1,4 @@
-"""Events: the page's example, wrong rules, limits, and events among other requests."""
+"""Events in a world that moves: the page's example, wrong rules, limits, and events together with other requests."""
 
 import contextlib
 import inspect
@@ -33,8 +33,8 @@ PAGE = (Path(__file__).parents[4] / "docs" / "write" / "moving.md").read_text(en
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench(CATALOG) as made:
-        yield made
+    with Bench(CATALOG) as server:
+        yield server
 
 
 def create(bench, rules, **params):
@@ -47,7 +47,7 @@ def create(bench, rules, **params):
     return session["session_id"], key, run
 
 
-def test_the_page_prints_what_it_says(tmp_path, monkeypatch):
+def test_the_pages_example_prints_the_shown_output(tmp_path, monkeypatch):
     town, script, *_ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (output,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "town.py").write_text(town, encoding="utf-8")
@@ -63,7 +63,7 @@ def test_the_page_prints_what_it_says(tmp_path, monkeypatch):
 
 
 class Sender:
-    """A client that sends its requests to a bench."""
+    """A stand-in for the client, which sends its requests to a bench."""
 
     def __init__(self, bench: Bench, params: dict[str, Any]) -> None:
         self._bench, self._params = bench, params
@@ -112,7 +112,7 @@ def test_too_many_rules_are_refused(bench):
     assert "at most 50 event rules" in refused(-32602, create, bench, [{"at": 1, "notice": "x" * 2**20}]).data["detail"]
 
 
-def test_a_toolpack_names_the_place_of_a_wrong_rule():
+def test_a_wrong_event_rule_is_reported_with_its_file():
     pack = Toolpack("wrong", Counters)
     with pytest.raises(RegistrationError, match=r"test_events.py.*Event 'tick': unknown field 'eror'"):
 
@@ -137,7 +137,7 @@ def test_a_call_after_too_many_events_is_refused(bench):
     assert bench.rpc("get_environment", session_id=session)["counters"]["counts"] == {"a": 1000}
 
 
-def test_events_that_set_each_other_off_end(bench):
+def test_events_that_trigger_each_other_end(bench):
     rules = [{"name": "loop", "call": "bump", "by": "world", "do": "bump", "args": {"name": "a"}}]
     rules.append({"name": "first", "call": "bump", "do": "bump", "args": {"name": "a"}})
     session, _, run = create(bench, rules)
@@ -147,7 +147,7 @@ def test_events_that_set_each_other_off_end(bench):
     assert records[-1]["problem"] == "Event 'loop': 16 events have set each other off without time passing"
 
 
-def test_an_event_of_nothing_is_a_problem_of_the_call(bench):
+def test_an_event_without_its_value_is_a_problem_of_the_call(bench):
     rule = {"name": "x", "call": "bump", "do": "bump", "args": {"name": {"$get": "/result/name"}}}
     session, _, run = create(bench, [rule])
     assert run("bump", name="b")["error"] is None
@@ -163,7 +163,7 @@ def test_notices_are_kept_and_the_oldest_are_lost(bench):
     assert len(run("wait")["result"]["news"]) == 50
 
 
-def test_an_agent_runs_no_event_and_a_client_does():
+def test_a_client_can_run_event_functions_but_an_agent_cannot():
     pack = Toolpack("secret", Counters)
 
     @pack.event(every=60)
@@ -181,7 +181,7 @@ def test_an_agent_runs_no_event_and_a_client_does():
             assert other.call(session["session_id"], "tick")["error"] is None
 
 
-def test_a_fork_without_an_event_lacks_only_that(bench):
+def test_a_fork_without_an_event_lacks_only_this_event(bench):
     rules = [{"name": "a", "at": 100, "notice": "a"}, {"name": "b", "at": 100, "notice": "b"}]
     session, _, run = create(bench, rules)
     run("bump", name="x")
@@ -194,7 +194,7 @@ def test_a_fork_without_an_event_lacks_only_that(bench):
 
 
 def test_a_fork_before_an_event_can_be_without_it(bench):
-    """Both events and the wait leave the world at one version."""
+    """Both events and the wait change the world from one version to the next."""
     rules = [{"name": "a", "at": 100, "notice": "a"}, {"name": "b", "at": 100, "notice": "b"}]
     session, _, run = create(bench, rules)
     assert run("wait", seconds=200)["result"]["news"] == ["a", "b"]
@@ -259,8 +259,8 @@ def test_the_authors_class_takes_all_arguments_of_the_core_class():
 
 
 @pytest.mark.parametrize("record", [False, True])
-def test_an_evaluation_first_finishes_what_a_call_set_off(monkeypatch, record):
-    """Its worker was too busy for it. Forks and bundles have what is coming, so it happens there."""
+def test_an_evaluation_first_runs_the_events_that_a_call_caused(monkeypatch, record):
+    """The worker was too busy to run the events after the call. Forks and bundles inherit them, so they run there."""
     pack = Toolpack("counting", Counters, begins="2026-03-02T09:00:00Z")
     pack.register_function(bump)
 
@@ -319,7 +319,7 @@ def test_an_evaluation_does_not_wait_for_a_call_after_a_settled_one():
 
 
 def too_late(gate):
-    """Return a toolpack whose functions `late_check` and `late` wait for a gate, once there is a count."""
+    """Return a toolpack. Its functions `late_check` and `late` wait for a gate if a counter isn't 0."""
     pack = Toolpack("counting", Counters, begins="2026-03-02T09:00:00Z")
     pack.register_function(bump)
 
@@ -347,7 +347,7 @@ def too_late(gate):
         ({"call": "bump", "do": "late"}, "`late` took longer than 0.1 s"),
     ],
 )
-def test_what_never_ends_makes_a_verdict_invalid(monkeypatch, rule, says):
+def test_events_that_cannot_finish_make_a_verdict_invalid(monkeypatch, rule, says):
     gate, labels = threading.Event(), {"run": "a"}
 
     def too_busy(*_: Any) -> None:
@@ -373,7 +373,7 @@ def test_what_never_ends_makes_a_verdict_invalid(monkeypatch, rule, says):
             assert says in refused(-32010, other.rpc, "get_events", session_id=session_id).message
 
 
-def test_an_evaluation_that_the_server_is_too_busy_for_is_refused(monkeypatch):
+def test_an_evaluation_is_refused_while_the_server_is_too_busy(monkeypatch):
     def too_busy(*_: Any) -> None:
         raise OverloadedError("The server is busy.")
 
@@ -389,8 +389,8 @@ def test_an_evaluation_that_the_server_is_too_busy_for_is_refused(monkeypatch):
 def test_sorted_summaries_do_not_hold_the_rules_of_sessions(bench, monkeypatch, order):
     sorted_summaries = []
 
-    def spy(listed, *args):
-        sorted_summaries.extend(listed)
+    def spy(sessions, *args):
+        sorted_summaries.extend(sessions)
         return sort_summaries(sorted_summaries, *args)
 
     monkeypatch.setattr(summaries, "sort_summaries", spy)
@@ -404,19 +404,19 @@ def test_sorted_summaries_do_not_hold_the_rules_of_sessions(bench, monkeypatch, 
     assert len(json.dumps(sorted_summaries)) < 1000
 
 
-def talking(bench, rules):
-    """Create a session with an agent and a user, and return it with a function that sends requests at addresses."""
+def create_conversation(bench, rules):
+    """Create a session with an agent and a user. Return its id and a function that sends requests of a participant."""
     session = bench.rpc("create_session", toolpacks=["counters"], events=rules, participants={"user": {}})
     keys = {name: paths["agent_path"].rsplit("/", 1)[1] for name, paths in session["participants"].items()}
     return session["session_id"], lambda by, method, **params: bench.rpc(method, agent_key=keys[by], **params)
 
 
-def test_participants_hear_what_events_say(bench):
+def test_participants_get_the_messages_of_events(bench):
     rules = [
         {"name": "news", "at": 60, "say": "The shop closes."},
         {"name": "hint", "call": "bump", "say": "Once more!", "as": "user", "to": "agent", "notice": "A message."},
     ]
-    session_id, send = talking(bench, rules)
+    session_id, send = create_conversation(bench, rules)
     send("agent", "run_function", function="bump", kwargs={"name": "a"})
     send("user", "run_function", function="wait", kwargs={"seconds": 100, "until_something_happens": False})
     hint = {"index": 0, "by": "user", "to": "agent", "content": "Once more!"}
@@ -447,7 +447,7 @@ def test_a_listener_is_woken_by_an_event(bench, monkeypatch):
     woken = []
     monkeypatch.setattr(bench.service.feature(MessageWaiters), "changed", woken.append)
     for rule in ({"call": "bump"}, {"at": 60}, {"call": "bump", "delay": 5}):
-        session_id, send = talking(bench, [{**rule, "say": "Once more!"}])
+        session_id, send = create_conversation(bench, [{**rule, "say": "Once more!"}])
         send("agent", "run_function", function="bump", kwargs={"name": "a"})
         send("agent", "run_function", function="wait", kwargs={"seconds": 100})
         assert woken.count(session_id) == 2, rule
@@ -455,22 +455,22 @@ def test_a_listener_is_woken_by_an_event(bench, monkeypatch):
 
 
 def test_a_listener_is_woken_by_an_event_of_a_cancelled_call(monkeypatch):
-    gate, began, woken = threading.Event(), threading.Event(), []
+    gate, started, woken = threading.Event(), threading.Event(), []
     pack = Toolpack("counters", Counters, begins="2026-03-02T09:00:00Z")
     pack.register_function(bump)
 
     @pack.function
     def slow() -> None:
         """Wait."""
-        began.set()
+        started.set()
         gate.wait(PATIENCE)
 
     with Bench(Catalog({"counters": pack, "world": WORLD_PACK})) as other, contextlib.ExitStack() as ending:
         ending.callback(gate.set)
         rules = [{"name": "x", "call": "bump", "do": "slow"}, {"name": "y", "after": "x", "say": "Done."}]
-        session_id, _ = talking(other, rules)
+        session_id, _ = create_conversation(other, rules)
         call = other.later_call(session_id, "bump", name="a")
-        began.wait(PATIENCE)
+        started.wait(PATIENCE)
 
         def changed(session_id: str) -> None:
             _, head = other.store.get(session_id)

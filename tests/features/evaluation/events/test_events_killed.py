@@ -1,6 +1,6 @@
-"""Workers that are killed during calls with events: sessions end as if nothing had happened.
+"""Kills of workers during calls with events: sessions end as they do without kills.
 
-With `EVENT_SESSIONS=200` in the environment, more sessions play at once.
+The variable `EVENT_SESSIONS=200` lets more sessions play at once.
 """
 
 import os
@@ -82,9 +82,9 @@ class Agent:
         return records, self.insist("get_environment", **params), self.insist("get_events", **params)
 
 
-def kill_now_and_then(server, done, killed):
+def kill_now_and_then(server, finished, killed):
     rng = random.Random(7)
-    while not done.wait(rng.uniform(0.05, 0.6)) and len(killed) < KILLS:
+    while not finished.wait(rng.uniform(0.05, 0.6)) and len(killed) < KILLS:
         workers = server.workers()
         for pid in workers:
             send_signal(pid, signal.SIGKILL)
@@ -107,7 +107,7 @@ def test_sessions_survive_kills_of_all_workers(tmp_path, store, isolation, reque
     settings = {"packs": "errands", "isolation": isolation, "log_calls": "off"}
     server = Server(tmp_path, url, 2, **settings)
     server.start()
-    done, killed, agents = threading.Event(), [], []
+    finished, killed, agents = threading.Event(), [], []
     try:
         calm = Agent(server, "calm")
         agents.append(calm)
@@ -115,11 +115,11 @@ def test_sessions_survive_kills_of_all_workers(tmp_path, store, isolation, reque
         expected = calm.outcome()
         assert sum("event" in record for record in expected[0]) > 100
         agents += [Agent(server, number) for number in range(SESSIONS)]
-        killer = threading.Thread(target=kill_now_and_then, args=(server, done, killed))
+        killer = threading.Thread(target=kill_now_and_then, args=(server, finished, killed))
         killer.start()
         with ThreadPoolExecutor(min(SESSIONS, 50)) as pool:
             list(pool.map(Agent.play, agents[1:]))
-        done.set()
+        finished.set()
         killer.join()
         assert killed
         for agent in agents[1:]:
@@ -127,7 +127,7 @@ def test_sessions_survive_kills_of_all_workers(tmp_path, store, isolation, reque
             replay = agent.insist("replay_session", session_id=agent.session_id)
             assert replay["complete"], replay
     finally:
-        done.set()
+        finished.set()
         for agent in agents:
             agent.http.close()
         server.end()

@@ -1,4 +1,4 @@
-"""Random schedules of events do what a simple model does: in twins, after deaths, in replays, forks and bundles."""
+"""Random schedules of events equal a simple model: on two workers, after kills, in replays, forks and bundles."""
 
 import copy
 import itertools
@@ -69,7 +69,7 @@ STEPS = st.one_of(
 )
 
 
-def tried(send):
+def send_until_answered(send):
     """Send a request until no worker dies."""
     while True:
         try:
@@ -80,7 +80,7 @@ def tried(send):
 
 
 class Player:
-    """Plays steps in a session and in its model."""
+    """Plays the same steps in a session and in its model."""
 
     numbers = itertools.count()
 
@@ -89,11 +89,11 @@ class Player:
         self.key = session["agent_path"].rsplit("/", 1)[1]
 
     def ask(self, method, **params):
-        return tried(lambda: self.bench.rpc(method, session_id=self.session["session_id"], **params))
+        return send_until_answered(lambda: self.bench.rpc(method, session_id=self.session["session_id"], **params))
 
     def call(self, function, **kwargs):
         params = {"function": function, "kwargs": kwargs, "call_id": str(next(self.numbers))}
-        return tried(lambda: self.bench.rpc("run_function", agent_key=self.key, **params))
+        return send_until_answered(lambda: self.bench.rpc("run_function", agent_key=self.key, **params))
 
     def step(self, kind, *how):
         if kind == "call":
@@ -125,8 +125,8 @@ class Player:
         assert counts == self.model.counts
 
 
-def shown(records):
-    """Return what records of the same session must have in common."""
+def comparable(records):
+    """Return the members of records that must be equal in copies of a session."""
     volatile = {"started_at", "duration_ms", "call_id"}
     return [{name: value for name, value in record.items() if name not in volatile} for record in records]
 
@@ -145,40 +145,40 @@ def create(bench, rules):
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench(CATALOG, keep_versions=100_000) as made:
-        yield made
+    with Bench(CATALOG, keep_versions=100_000) as server:
+        yield server
 
 
 @settings(max_examples=EXAMPLES)
 @given(st.data())
-def test_random_schedules_do_what_a_model_does(bench, data):
+def test_random_schedules_equal_a_model(bench, data):
     rules = rules_of(data.draw)
     steps = data.draw(st.lists(STEPS, min_size=1, max_size=8))
     player = Player(bench, create(bench, rules), Model(rules))
     for step in steps:
         player.step(*step)
     records = player.trace()
-    assume(len(records) < 1000)  # the most that one request returns or replays
+    assume(len(records) < 1000)  # the maximum number of records that one request returns or replays
     assert model_trace(records) == player.model.trace
     check_copies(data, bench, player, records)
     twin = Player(bench, create(bench, rules), Model(rules))
     for step in steps:
         bench.sessions.queues.cache.pop(twin.session["session_id"])  # as another worker, which reads the store
         twin.step(*step)
-    assert shown(twin.trace()) == shown(records)
+    assert comparable(twin.trace()) == comparable(records)
 
 
 def check_copies(data, bench, player, records):
     replay = player.ask("replay_session")
     assert (replay["complete"], replay.get("diverged")) == (True, None), replay
     copied = replay["session"]["session_id"]
-    assert shown(bench.rpc("get_trace", session_id=copied, limit=1000)) == shown(records)
+    assert comparable(bench.rpc("get_trace", session_id=copied, limit=1000)) == comparable(records)
     assert bench.rpc("get_events", session_id=copied) == player.ask("get_events")
     bundle = player.ask("export_bundle")["bundle"]
     exact = bench.rpc("import_bundle", bundle=bundle)
-    again = Player(bench, exact, copy.deepcopy(player.model))
-    again.check()
-    again.step("wait", 50, True)
+    exact_player = Player(bench, exact, copy.deepcopy(player.model))
+    exact_player.check()
+    exact_player.step("wait", 50, True)
     replayed = bench.rpc("import_bundle", bundle=bundle, mode="replay")
     assert replayed["complete"], replayed
     version = data.draw(st.integers(0, player.model.version))
@@ -189,7 +189,7 @@ def check_copies(data, bench, player, records):
 
 
 class Dying:
-    """Store whose commits fail now and then: before they are stored, or after."""
+    """A store with commits that fail now and then, before or after they are stored."""
 
     def __init__(self, store, draw):
         self._store, self._draw = store, draw
@@ -201,16 +201,16 @@ class Dying:
         fate = self._draw()
         if fate == "before":
             raise OverloadedError("The worker has died.")
-        kept = self._store.commit(commits)
+        accepted = self._store.commit(commits)
         if fate == "after":
             raise OverloadedError("The worker has died.")
-        return kept
+        return accepted
 
 
 @settings(max_examples=EXAMPLES)
 @given(st.data())
-def test_workers_that_die_change_nothing(bench, data):
-    """The commits of a chain are one transaction of the store, so a worker dies before all of them or after."""
+def test_dying_workers_change_no_result(bench, data):
+    """The commits of a call and its events are one transaction, so a worker dies before or after all of them."""
     rules = rules_of(data.draw)
     steps = data.draw(st.lists(STEPS, min_size=1, max_size=6))
     calm = Player(bench, create(bench, rules), Model(rules))
@@ -223,7 +223,7 @@ def test_workers_that_die_change_nothing(bench, data):
         player = Player(bench, create(bench, rules), Model(rules))
         for step in steps:
             player.step(*step)
-        assert shown(player.trace()) == shown(calm.trace())
+        assert comparable(player.trace()) == comparable(calm.trace())
     finally:
         committer._store = store
 

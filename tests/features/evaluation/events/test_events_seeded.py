@@ -1,4 +1,4 @@
-"""Events in sessions with a seed and a clock: the same times, draws and worlds in each session with the same ones."""
+"""Events in seeded sessions: the same seed and clock give the same times, draws and worlds."""
 
 import pytest
 from serving import PACKS, Bench
@@ -16,7 +16,7 @@ def bench():
         yield server
 
 
-def played(bench, **params):
+def play(bench, **params):
     session_id = bench.rpc("create_session", toolpacks=["dice"], events=RULES, **params)["session_id"]
     bench.call(session_id, "wait", seconds=600, until_something_happens=False)
     time = bench.call(session_id, "get_time")["result"]
@@ -26,8 +26,8 @@ def played(bench, **params):
 
 
 def test_equal_seeds_give_equal_events_at_the_pinned_time(bench):
-    time, records = played(bench, **PINNED)
+    time, records = play(bench, **PINNED)
     assert time == "2026-05-01T08:10:01Z"
     assert len(records) > 4
-    assert played(bench, **PINNED) == (time, records)
-    assert played(bench, **{**PINNED, "seed": "another"})[1] != records
+    assert play(bench, **PINNED) == (time, records)
+    assert play(bench, **{**PINNED, "seed": "another"})[1] != records

@@ -1,4 +1,4 @@
-"""The triggers of AgentEnv and the events of ARE as rules: each port happens when its original does."""
+"""The triggers of AgentEnv and the events of ARE, ported to rules: each port happens when its original does."""
 
 import pytest
 from moving_world import CATALOG
@@ -9,7 +9,7 @@ A, B, BAD = ("bump", {"name": "a"}), ("bump", {"name": "b"}), ("bump", {"name": 
 COUNT_C = {"do": "bump", "args": {"name": "c"}}
 WAIT = ("wait", {"seconds": 600, "until_something_happens": False})
 
-# Each original, the rules here, the calls, and the events with their seconds since the beginning. A call takes 10 s.
+# Each original, its rules, the calls, and the expected events with their seconds since the start. A call takes 10 s.
 AGENTENV = [
     ("action", [{"name": "x", "call": "bump", "count": 1}], [A, A], [("x", 10)]),
     ("action, repeat", [{"name": "x", "call": "bump"}], [A, A], [("x", 10), ("x", 20)]),
@@ -101,16 +101,16 @@ PORTS = [
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench(CATALOG) as made:
-        yield made
+    with Bench(CATALOG) as server:
+        yield server
 
 
 @pytest.mark.parametrize(("rules", "calls", "expected"), PORTS)
-def test_a_port_happens_when_its_original_does(bench, rules, calls, expected):
-    assert happened(bench, rules, calls) == expected
+def test_a_ported_trigger_happens_when_its_original_does(bench, rules, calls, expected):
+    assert run_events(bench, rules, calls) == expected
 
 
-def happened(bench, rules, calls):
+def run_events(bench, rules, calls):
     events = {"rules": rules, "begins": BEGINS, "step": 10}
     session = bench.rpc("create_session", toolpacks=["counters"], events=events)
     key = session["agent_path"].rsplit("/", 1)[1]
@@ -121,17 +121,17 @@ def happened(bench, rules, calls):
 
 
 def seconds(at):
-    hours, minutes, rest = at[11:-1].split(":")
-    return int(hours) * 3600 + int(minutes) * 60 + float(rest) - 9 * 3600
+    hours, minutes, seconds_text = at[11:-1].split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + float(seconds_text) - 9 * 3600
 
 
 def test_intervals_of_a_poisson_process_come_from_the_seed(bench):
     rules = [{"name": "x", "every": "30s", "spread": "exponential"}]
-    first = happened(bench, rules, [WAIT])
+    first = run_events(bench, rules, [WAIT])
     times = [at for _, at in first]
     assert len(times) > 3
     assert times == sorted({*times})
-    assert happened(bench, rules, [WAIT]) == first
+    assert run_events(bench, rules, [WAIT]) == first
 
 
 def test_arguments_are_filled_from_the_provoking_call(bench):

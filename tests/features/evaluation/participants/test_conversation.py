@@ -1,5 +1,6 @@
-"""Messages between participants: they are ordered, belong to the path, reach only their recipients, and can be waited
-for.
+"""Messages between participants: they are ordered, belong to the path, and reach only their recipients.
+
+A participant can wait for its next message.
 """
 
 import asyncio
@@ -131,10 +132,10 @@ def test_long_conversation_is_returned_in_pieces(make_bench):
         played.send("buyer", "say", text=f"{number}" * 400)
     played.send("buyer", "say", text="long " * 500)
     played.send("buyer", "submit_answer")
-    messages, done, answers = [], False, 0
-    while not done:
+    messages, is_done, answers = [], False, 0
+    while not is_done:
         answer = listen(played, "seller", after=len(messages) - 1, wait_seconds=30)
-        messages, done, answers = messages + answer["messages"], answer["done"], answers + 1
+        messages, is_done, answers = messages + answer["messages"], answer["done"], answers + 1
     assert [each["index"] for each in messages] == list(range(7))
     assert messages[-1]["content"] == "long " * 500
     assert answers > 3
@@ -191,7 +192,7 @@ def test_waiting_participant_gets_messages_sent_to_it(bench):
     assert [each["content"] for each in seller.result(serving.PATIENCE)["messages"]] == ["5?"]
     assert not agent.done()
     buyer = start_listening(played, "buyer", after=0)
-    played.send("buyer", "say", text="Well?", to="seller")  # its own message
+    played.send("buyer", "say", text="Well?", to="seller")  # the participant's own message
     played.call("seller", "bid", amount=1)
     assert not buyer.done()
     played.send("seller", "say", text="No.")
@@ -286,21 +287,21 @@ def test_shutdown_ends_waits(make_bench):
 
 def test_disconnected_client_ends_its_wait(market):
     played = play(market, THREE)
-    gone = threading.Event()
+    disconnected = threading.Event()
 
-    async def left():
-        while not gone.is_set():  # noqa: ASYNC110 - another thread sets it
+    async def is_disconnected():
+        while not disconnected.is_set():  # noqa: ASYNC110 - another thread sets it
             await asyncio.sleep(0.001)
 
     async def send():
-        caller = (await market.service.agent(played.key("agent")))._replace(left=left)
+        caller = (await market.service.agent(played.key("agent")))._replace(left=is_disconnected)
         params = {"wait_seconds": 30}
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "listen", "params": params})
         return serving.result_of(await market.service.agents.answer(caller, body.encode()))
 
     later = asyncio.run_coroutine_threadsafe(send(), market._loop)
     wait_until(lambda: len(waits(market)) == 1, "the wait")
-    gone.set()
+    disconnected.set()
     refused(-32006, later.result, serving.PATIENCE)
     wait_until(lambda: not len(waits(market)), "the end of the wait")
 
@@ -332,16 +333,16 @@ def test_workers_that_share_a_store_deliver_each_others_messages(store_url, kind
     url = store_url(kind)
     stores = [open_store(url, exclusive=False) for _ in range(2)]
     with Bench(CATALOG, stores[0]) as one, Bench(CATALOG, stores[1]) as other:
-        here = play(one, THREE)
-        there = Played(other, here.session)
-        later = [start_listening(there, name) for name in ("agent", "seller")]
-        here.send("buyer", "say", text="5?")
+        buyer_side = play(one, THREE)
+        seller_side = Played(other, buyer_side.session)
+        later = [start_listening(seller_side, name) for name in ("agent", "seller")]
+        buyer_side.send("buyer", "say", text="5?")
         for each in later:
             assert [message["content"] for message in each.result(serving.PATIENCE)["messages"]] == ["5?"]
-        later = start_listening(there, "agent", after=0)
-        here.send("buyer", "submit_answer", answer="sold")
+        later = start_listening(seller_side, "agent", after=0)
+        buyer_side.send("buyer", "submit_answer", answer="sold")
         assert later.result(serving.PATIENCE) == {"messages": [], "done": True}
-        fork = Played(other, one.rpc("fork_session", session_id=here.id)[0])
+        fork = Played(other, one.rpc("fork_session", session_id=buyer_side.id)[0])
         later = start_listening(fork, "agent", after=0)
         one.rpc("close_session", session_id=fork.id)
         refused(-32001, later.result, serving.PATIENCE)
@@ -366,16 +367,16 @@ def test_waiters_are_removed_one_by_one():
 
 
 def test_evaluator_sees_sender_and_recipient_of_messages(market, monkeypatch):
-    seen = []
+    messages = []
     task = CATALOG.toolpacks["market"].task_list.all()["sale"]
     monkeypatch.setattr(type(task), "__setattr__", object.__setattr__)
-    monkeypatch.setattr(task, "evaluate", lambda rollout: seen.extend(rollout.messages) or 1.0)
+    monkeypatch.setattr(task, "evaluate", lambda rollout: messages.extend(rollout.messages) or 1.0)
     played = play(market, {}, task="market/sale")
     played.send("buyer", "say", text="5?", to="agent")
     played.send("agent", "say", text="Yes.")
     market.rpc("add_message", session_id=played.id, role="system", content="note")
     market.rpc("evaluate_session", session_id=played.id)
-    assert [(each.role, each.by, each.to, each.content) for each in seen] == [
+    assert [(each.role, each.by, each.to, each.content) for each in messages] == [
         ("user", "buyer", "agent", "5?"),
         ("assistant", "agent", None, "Yes."),
         ("system", "client", None, "note"),
@@ -390,11 +391,11 @@ def mcp(played, who, method, **params):
     bench, mcp = played.bench, played.bench.service.feature(Mcp)
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
 
-    async def answered():
+    async def send():
         caller = await bench.service.agent(played.key(who))
         return (await mcp.answer(caller, await mcp.read(body, ""))).body
 
-    return json.loads(bench._run(answered()))["result"]
+    return json.loads(bench._run(send()))["result"]
 
 
 def tool(played, name, tool_name, call_id=None, **arguments):
@@ -475,14 +476,14 @@ def test_stopped_server_answers_waiting_clients(tmp_path, workers):
             body = {"jsonrpc": "2.0", "id": 1, "method": "listen", "params": {}}
             with httpx.Client(timeout=25) as client:  # The server would wait longer.
                 client.post(server.url + paths["agent"], json=body)
-                begun.set()
+                started.set()
                 body["params"] = {"wait_seconds": 30}
                 statuses.append(client.post(server.url + paths["agent"], json=body).status_code)
 
-        begun, thread = threading.Event(), threading.Thread(target=wait)
+        started, thread = threading.Event(), threading.Thread(target=wait)
         thread.start()
-        assert begun.wait(serving.PATIENCE)
+        assert started.wait(serving.PATIENCE)
         server.process.terminate()
         assert server.process.wait(serving.PATIENCE) == 0
         thread.join(serving.PATIENCE)
-        assert statuses in ([200], [503])  # or the request came just after the stop began
+        assert statuses in ([200], [503])  # 503 if it came just after the stop began

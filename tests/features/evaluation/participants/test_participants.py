@@ -1,5 +1,6 @@
-"""Several participants in one session: each has its own address, permissions and counts, and sees nothing of the
-others.
+"""Several participants in one session: each has its own address, permissions and counts.
+
+A participant can't see what belongs to another participant.
 """
 
 import asyncio
@@ -37,15 +38,15 @@ def bench(request, store_url, make_bench):
 
 
 def other_bundle(bundle, change, key=KEY):
-    """Rewrite a bundle with changed lines, and seal it with the same key."""
+    """Return a bundle with changed lines, sealed with the same key."""
     import base64  # noqa: PLC0415 - only this function needs it
 
     keyed = KeyedHash(key, "bundle")
     raw = unpack(compressed_part(base64.b64decode(bundle), keyed), 10**8, 10**8, lambda _size: None, blobs=True)
     lines = [json.loads(line) for line in raw]
     change(lines)
-    written = packed([json.dumps(line, separators=(",", ":")).encode() for line in lines], keyed, 10**8, 10**8)
-    return base64.b64encode(written).decode()
+    sealed_lines = packed([json.dumps(line, separators=(",", ":")).encode() for line in lines], keyed, 10**8, 10**8)
+    return base64.b64encode(sealed_lines).decode()
 
 
 # Permissions
@@ -58,8 +59,8 @@ def test_each_participant_has_its_own_address(bench):
     assert paths["agent"] == {name: played.session[name] for name in ("agent_path", "mcp_path")}
     assert len({path for each in paths.values() for path in each.values()}) == 6
     assert played.session.get("participants") == bench.rpc("get_session", session_id=played.id).get("participants")
-    (listed,) = bench.rpc("list_sessions")
-    assert listed.get("participants") == paths
+    (summary,) = bench.rpc("list_sessions")
+    assert summary.get("participants") == paths
     tasks = {name: played.send(name, "get_task") for name in paths}
     assert tasks["buyer"] == {
         "prompt": "Buy for 5.",
@@ -109,8 +110,8 @@ def test_request_overrides_the_participants_of_a_task(market):
     assert (tasks["buyer"]["prompt"], tasks["buyer"].get("max_calls")) == ("Pay 4.", 1)
     assert len(played.send("buyer", "list_functions")["result"]) == 3
     assert [each["name"] for each in played.send("agent", "list_functions")["result"]] == ["look"]
-    shown = market.rpc("get_task", task="market/sale").get("participants")
-    assert shown == {"buyer": {"functions": ["bid"], "prompt": "Buy it.", "max_calls": 1}}
+    participants = market.rpc("get_task", task="market/sale").get("participants")
+    assert participants == {"buyer": {"functions": ["bid"], "prompt": "Buy it.", "max_calls": 1}}
 
 
 def test_edited_task_does_not_change_an_existing_session(make_bench):
@@ -160,8 +161,8 @@ WRONG: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("participants", "problem"), WRONG, ids=range(len(WRONG)))
 def test_invalid_participants_are_rejected_by_sessions_and_tasks(market, participants, problem):
     count = len(market.rpc("list_sessions"))
-    said = refused(-32602, market.rpc, "create_session", participants=participants).data["detail"]
-    assert said.startswith(problem)
+    detail = refused(-32602, market.rpc, "create_session", participants=participants).data["detail"]
+    assert detail.startswith(problem)
     with pytest.raises(RegistrationError) as error:
         Task("wrong", "Do it.", participants=participants)
     assert str(error.value).startswith(f"task 'wrong': {problem}"[:-1])
@@ -169,12 +170,12 @@ def test_invalid_participants_are_rejected_by_sessions_and_tasks(market, partici
 
 
 def test_unknown_functions_of_participants_are_rejected(market):
-    def said(functions):
+    def detail_of(functions):
         participants = {"x": {"functions": functions}}
         return refused(-32602, market.rpc, "create_session", participants=participants).data["detail"]
 
-    assert said(["lok"]) == "Participant 'x': the session has no function 'lok'. Did you mean look?"
-    assert said(["look", "zzz"]) == "Participant 'x': the session has no function 'zzz'."
+    assert detail_of(["lok"]) == "Participant 'x': the session has no function 'lok'. Did you mean look?"
+    assert detail_of(["look", "zzz"]) == "Participant 'x': the session has no function 'zzz'."
     play(market, {"x": {"functions": ["market.look"]}})
 
 
@@ -195,7 +196,10 @@ def test_key_opens_only_its_own_address_and_cannot_be_forged(market):
         *(buyer[:48] + seller[48:], seller[:48] + buyer[48:], buyer[:48] + stranger[48:], stranger[:48] + buyer[48:]),
         *(keys["agent"] + buyer[48:], keys["agent"] * 2, buyer[:48] + keys["agent"], buyer[:48] + played.id),
         *("0" * 96, " " + buyer[1:], "+" + buyer[1:], buyer[:50] + "_" + buyer[51:], "٣" * 96, ""),
-        *(buyer[:place] + f"{int(buyer[place], 16) ^ 1:x}" + buyer[place + 1 :] for place in (0, 47, 48, 95)),
+        *(
+            buyer[:position] + f"{int(buyer[position], 16) ^ 1:x}" + buyer[position + 1 :]
+            for position in (0, 47, 48, 95)
+        ),
     ]
     for key in forged:
         refused(-32001, market.rpc, "get_task", agent_key=key)
@@ -270,11 +274,11 @@ def test_counts_belong_to_the_path(market):
     played.call("buyer", "bid", amount=2)
     played.call("seller", "look")
     (fork,) = (Played(market, each) for each in market.rpc("fork_session", session_id=played.id, version=1))
-    (again,) = (Played(market, each) for each in market.rpc("fork_session", session_id=fork.id))
-    assert [each.count("buyer") for each in (fork, again)] == [1, 1]
-    again.call("buyer", "look")
-    (third,) = (Played(market, each) for each in market.rpc("fork_session", session_id=again.id))
-    assert [each.count("buyer") for each in (played, fork, again, third)] == [2, 1, 2, 2]
+    (replayed_fork,) = (Played(market, each) for each in market.rpc("fork_session", session_id=fork.id))
+    assert [each.count("buyer") for each in (fork, replayed_fork)] == [1, 1]
+    replayed_fork.call("buyer", "look")
+    (third,) = (Played(market, each) for each in market.rpc("fork_session", session_id=replayed_fork.id))
+    assert [each.count("buyer") for each in (played, fork, replayed_fork, third)] == [2, 1, 2, 2]
     assert third.count("seller") == 0
     market.rpc("reset_session", session_id=played.id, version=1)
     assert (played.count("buyer"), played.count("seller")) == (1, 0)
@@ -516,16 +520,16 @@ def test_check_runs_a_solution_with_the_participants_permissions():
 
 
 def test_abandoned_thread_does_not_corrupt_record_counts(make_bench, monkeypatch):
-    """The thread reads the record count of the session, and the session continues before it ends."""
+    """An abandoned job has read the session's record count. The session continues before the job's thread ends."""
     bench = make_bench(CATALOG, timeout_seconds=0.5)
     played = play(bench, {"buyer": {"answers": True}, "seller": {}})
     bench.sessions.queues.cache.pop(played.id)  # as after a call in another worker
-    stored, begun, gate = Episodes.stored, threading.Event(), threading.Event()
+    stored, started, gate = Episodes.stored, threading.Event(), threading.Event()
 
     def stored_late(*arguments):
         count = stored(*arguments)
-        if not begun.is_set():
-            begun.set()
+        if not started.is_set():
+            started.set()
             gate.wait(serving.PATIENCE)
         return count
 

@@ -43,12 +43,12 @@ def play_session(endpoint, label, participants=PARTICIPANTS):
     return session
 
 
-def evaluate(endpoint, label, tmp_path, *more):
+def evaluate(endpoint, label, tmp_path, *options):
     file = tmp_path / "trajectories.jsonl"
     url = str(endpoint.http.base_url)
-    words = ("evaluate", "--url", url, "--label", f"run={label}", "--trajectories", str(file), *more)
-    done = invoke(*words, standalone_mode=False)
-    return [json.loads(line) for line in file.read_text().splitlines()], done
+    words = ("evaluate", "--url", url, "--label", f"run={label}", "--trajectories", str(file), *options)
+    result = invoke(*words, standalone_mode=False)
+    return [json.loads(line) for line in file.read_text().splitlines()], result
 
 
 def test_trajectory_shows_what_a_participant_saw(endpoint, tmp_path):
@@ -68,8 +68,8 @@ def test_trajectory_shows_what_a_participant_saw(endpoint, tmp_path):
     ]
     assert [tool["function"]["name"] for tool in line["tools"]] == ["look"]
     assert (line["session_id"], line["passed"]) == (session.id, True)
-    ((line,), done) = evaluate(endpoint, "seen", tmp_path)
-    assert done.exit_code == 0
+    ((line,), result) = evaluate(endpoint, "seen", tmp_path)
+    assert result.exit_code == 0
     assert line["messages"] == [
         {"role": "user", "content": "Sell it."},
         {"role": "user", "content": "Sell it.", "name": "user"},
@@ -92,13 +92,13 @@ def test_names_are_omitted_between_two_participants(endpoint, tmp_path):
 def test_sessions_without_the_participant_are_left_out(endpoint, tmp_path):
     for participants in (PARTICIPANTS, {**PARTICIPANTS, "judge": {}}):
         play_session(endpoint, "some", participants)
-    lines, done = evaluate(endpoint, "some", tmp_path, "--participant", "judge")
+    lines, result = evaluate(endpoint, "some", tmp_path, "--participant", "judge")
     assert len(lines) == 1
-    assert "1 of these 2 have no participant 'judge', so the file has no line for them." in done.stderr
-    assert done.exit_code == 0
+    assert "1 of these 2 have no participant 'judge', so the file has no line for them." in result.stderr
+    assert result.exit_code == 0
 
 
 def test_participant_option_requires_trajectories():
-    done = invoke("evaluate", "--participant", "user")
-    assert done.exit_code == 2
-    assert "--participant selects the trajectories to write: also give --trajectories." in done.stderr
+    result = invoke("evaluate", "--participant", "user")
+    assert result.exit_code == 2
+    assert "--participant selects the trajectories to write: also give --trajectories." in result.stderr

@@ -1,4 +1,4 @@
-"""Records of a program that plays a participant: turns of its model, and a failure, which ends the session for all."""
+"""Records of simulated users: the turns of the model, and a failure, which ends the session for all participants."""
 
 import pytest
 from market import CATALOG, Played, play
@@ -13,8 +13,8 @@ def bench():
         yield server
 
 
-def fail(played, **more):
-    params = {"participant": "buyer", "reason": "timeout", "message": "No answer.", **more}
+def fail(played, **changes):
+    params = {"participant": "buyer", "reason": "timeout", "message": "No answer.", **changes}
     return played.bench.rpc("fail_participant", session_id=played.id, **params)
 
 

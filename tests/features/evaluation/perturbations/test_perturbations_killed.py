@@ -1,4 +1,4 @@
-"""Kills of workers during perturbed calls: the rules perturb the same calls as without kills, each once."""
+"""Kills of workers during perturbed calls: rules perturb the same calls as without kills, and each call once."""
 
 import contextlib
 import itertools
@@ -36,7 +36,7 @@ NOTE = {"$call": {"function": "read_note", "args": {}}}
 
 
 def script(nested):
-    """Return the calls of an agent. Each meets a rule in one of its turns, also as a nested call."""
+    """Return the calls of an agent. A rule applies to each of them, also if it is a nested call."""
     calls = [
         call
         for number in range(3)
@@ -52,7 +52,7 @@ def script(nested):
 
 
 class Kills:
-    """Kills one worker after a number of answers, and all workers after twice that number."""
+    """Counter of answers that kills one worker after a number of answers, and all workers after twice that number."""
 
     def __init__(self, server, after):
         self._server, self._after = server, after
@@ -71,13 +71,13 @@ class Kills:
 
 def play(connection, session, calls, kills=None):
     """Make the calls, and repeat each until it is answered. Return the answers."""
-    heard = []
+    answers = []
     for number, (function, kwargs) in calls:
         params = {"function": function, "kwargs": kwargs, "call_id": str(number)}
-        heard.append(connection.insist("run_function", params, time.monotonic() + PATIENCE, session["agent_path"]))
+        answers.append(connection.insist("run_function", params, time.monotonic() + PATIENCE, session["agent_path"]))
         if kills:
             kills.answered()
-    return heard
+    return answers
 
 
 def send_to(connection, method, **params):
@@ -104,12 +104,12 @@ def test_rules_perturb_the_same_calls_despite_kills(tmp_path, request, kind, iso
             return stack.enter_context(contextlib.closing(Connection([server.port], random.Random(seed))))
 
         connection = connected(0)
-        rules, nested, more = (
+        rules, nested, params = (
             ([*RULES, SLOW], {"amount": NOW}, CLOCK) if isolation == "process" else (RULES, {"to": NOTE}, {})
         )
         before, after = script(nested)
-        more = more | {"toolpacks": ["shop"], "perturbations": {"rules": rules, "seed": "s"}}
-        twin, session = [send_to(connection, "create_session", **more) for _ in range(2)]
+        params = params | {"toolpacks": ["shop"], "perturbations": {"rules": rules, "seed": "s"}}
+        twin, session = [send_to(connection, "create_session", **params) for _ in range(2)]
         first, kills = play(connection, session, before), Kills(server, 200)
         forks = send_to(connection, "fork_session", session_id=session["session_id"], count=FORKS)
 
@@ -118,10 +118,10 @@ def test_rules_perturb_the_same_calls_despite_kills(tmp_path, request, kind, iso
             return [play(mine, each, after, kills) for each in forks[number::AGENTS]]
 
         with ThreadPoolExecutor(AGENTS) as pool:
-            heard = list(itertools.chain.from_iterable(pool.map(go_on, range(AGENTS))))
+            answers = list(itertools.chain.from_iterable(pool.map(go_on, range(AGENTS))))
         assert len(set(kills.killed)) >= 2
         expected = play(connection, twin, before + after)
-        assert (first, heard) == (expected[:BEFORE], [expected[BEFORE:]] * FORKS)
+        assert (first, answers) == (expected[:BEFORE], [expected[BEFORE:]] * FORKS)
         truth = comparable_records(connection, twin)
         met = {name for each in truth for name in (each.get("perturbed") or {"rules": []})["rules"]}
         assert met == {rule["name"] for rule in rules}

@@ -31,15 +31,15 @@ def endpoint():
         yield server
 
 
-def session(**more):
-    return {"session_id": "me", "labels": {}, "parent": None, **more}
+def session(**members):
+    return {"session_id": "me", "labels": {}, "parent": None, **members}
 
 
 def record(kind, *, of="me", **members):
     return {"kind": kind, "started_at": "2026-11-21T08:42:30.061Z", "session_id": of, **members}
 
 
-def call(path_index, function="look", **more):
+def call(path_index, function="look", **members):
     defaults = {
         "call_id": None,
         "path_index": path_index,
@@ -48,11 +48,11 @@ def call(path_index, function="look", **more):
         "result": 2,
         "error": None,
     }
-    return record("call", **{**defaults, **more})
+    return record("call", **{**defaults, **members})
 
 
-def message_record(role, content, **more):
-    return record("message", role=role, content=content, **more)
+def message_record(role, content, **members):
+    return record("message", role=role, content=content, **members)
 
 
 def trajectory_of(*records, prompt=()):
@@ -115,8 +115,8 @@ def test_export_and_evaluate_write_atif(endpoint):
     url = ("--url", f"http://127.0.0.1:{endpoint.port}")
     exported = json.loads(invoke("session", "export", *url, session_id[:9]).stdout)
     chat = json.loads(invoke("session", "export", *url, session_id, "--format", "openai").stdout)
-    done = invoke("evaluate", *url, "--label", "run=atif", "--trajectories", "-", "--format", "atif")
-    judged = json.loads(done.stdout)
+    result = invoke("evaluate", *url, "--label", "run=atif", "--trajectories", "-", "--format", "atif")
+    judged = json.loads(result.stdout)
     assert harbor.errors([exported, judged]) == []
     assert exported["schema_version"] == "ATIF-v1.8"
     assert (exported["agent"]["name"], exported["steps"][-1]["model_name"]) == ("me", "m-1")
@@ -128,9 +128,9 @@ def test_export_and_evaluate_write_atif(endpoint):
     bundle = endpoint.rpc("export_bundle", session_id=session_id)["bundle"]
     replayed = endpoint.rpc("import_bundle", bundle=bundle, mode="replay")
     assert replayed["complete"]
-    for again in (replayed["session"]["session_id"], endpoint.rpc("import_bundle", bundle=bundle)["session_id"]):
+    for copy_id in (replayed["session"]["session_id"], endpoint.rpc("import_bundle", bundle=bundle)["session_id"]):
         assert (
-            json.loads(invoke("session", "export", *url, again).stdout)["steps"][-1]["metrics"]
+            json.loads(invoke("session", "export", *url, copy_id).stdout)["steps"][-1]["metrics"]
             == exported["steps"][-1]["metrics"]
         )
 

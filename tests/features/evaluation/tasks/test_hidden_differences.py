@@ -1,4 +1,4 @@
-"""Worlds that differ in a way that JSON hides: they are shown as different, or rejected."""
+"""Worlds that differ, but have the same JSON: an evaluation finds the difference, or rejects the world."""
 
 import datetime as dt
 import enum
@@ -94,7 +94,7 @@ def weigh(shop: Whole, weight: str, place: str = "weight") -> str:
     """Set a weight.
 
     :param weight: A number.
-    :param place: Where.
+    :param place: The field to set, `weight` or `items`.
     """
     value = None if weight == "none" else float(weight)
     if place == "weight":
@@ -141,7 +141,7 @@ def test_world_with_ambiguous_keys_passes_nothing(bench):
     assert reward(bench, "text", ("double", {}))[0] == 0.0
 
 
-@pytest.mark.parametrize(("task", "place", "right"), [("weight", "weight", "nan"), ("items", "items", "inf")])
-def test_non_finite_number_differs_from_null(bench, task, place, right):
+@pytest.mark.parametrize(("task", "location", "right"), [("weight", "weight", "nan"), ("items", "items", "inf")])
+def test_non_finite_number_differs_from_null(bench, task, location, right):
     for weight in ("nan", "inf", "-inf", "none"):
-        assert reward(bench, task, ("weigh", {"weight": weight, "place": place}))[0] == float(weight == right)
+        assert reward(bench, task, ("weigh", {"weight": weight, "place": location}))[0] == float(weight == right)

@@ -1,4 +1,4 @@
-"""The cost of requests: how many jobs on threads one takes, and how often it fetches its session."""
+"""The cost of a request: its number of jobs on threads, and its number of reads of the session."""
 
 import pytest
 from test_tasks import CATALOG, DO, begin
@@ -17,7 +17,7 @@ def bench(store_url, make_bench):
 
 @pytest.fixture
 def cost_of(bench, monkeypatch):
-    """A function that sends a request several times, and returns the lowest numbers of jobs and fetches."""
+    """Return a function that sends a request several times, and returns its lowest numbers of jobs and reads."""
     jobs, fetches, run, get = [], [], Job.run, bench.service.context.store.get
 
     def counted_run(job):
@@ -31,7 +31,7 @@ def cost_of(bench, monkeypatch):
     monkeypatch.setattr(Job, "run", counted_run)
     monkeypatch.setattr(bench.service.context.store, "get", counted_get)
 
-    def least(method, **params):
+    def lowest_cost(method, **params):
         counts = []
         for _ in range(TRIES):
             before = len(jobs), len(fetches)
@@ -39,13 +39,13 @@ def cost_of(bench, monkeypatch):
             counts.append((len(jobs) - before[0], len(fetches) - before[1]))
         return min(counts)
 
-    return least
+    return lowest_cost
 
 
-@pytest.mark.parametrize("more", [{}, {"participants": USER}], ids=["a task", "a task and participants"])
-def test_session_is_created_in_one_job(bench, cost_of, more):
-    begin(bench, TASK)  # so that its environment is already built
-    assert cost_of("create_session", task=TASK, **more) == (1, 0)
+@pytest.mark.parametrize("params", [{}, {"participants": USER}], ids=["a task", "a task and participants"])
+def test_session_is_created_in_one_job(bench, cost_of, params):
+    begin(bench, TASK)  # so that its initial environment is already built
+    assert cost_of("create_session", task=TASK, **params) == (1, 0)
 
 
 def test_verdict_is_recorded_in_one_job(bench, cost_of):

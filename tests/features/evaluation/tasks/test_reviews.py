@@ -1,4 +1,4 @@
-"""Reviews of rollouts: the call that lost a rollout, and what would have won."""
+"""Reviews of failed rollouts: they name the losing call, and a continuation that would have passed."""
 
 import asyncio
 import re
@@ -48,8 +48,8 @@ def bench():
         yield server
 
 
-def played(bench, task, calls, answer="Done.", **more):
-    session = bench.rpc("create_session", task=task, **more)
+def play(bench, task, calls, answer="Done.", **params):
+    session = bench.rpc("create_session", task=task, **params)
     key = session["agent_path"].removeprefix("/agents/")
     for function, kwargs in calls:
         bench.rpc("run_function", agent_key=key, function=function, kwargs=kwargs)
@@ -62,8 +62,8 @@ def forks(bench, session_id):
     return bench.rpc("list_sessions", parent=session_id)
 
 
-def test_review_names_the_losing_call_and_what_would_have_won(bench):
-    session_id = played(bench, "bank/moving-out", LOSING)
+def test_review_names_the_losing_call_and_a_winning_continuation(bench):
+    session_id = play(bench, "bank/moving-out", LOSING)
     review = bench.rpc("review_session", session_id=session_id)
     assert review["lost"] == 5
     assert review["summary"].startswith("Lost at call 5, cancel_standing_order(order_id=3): the value fell from 1.00")
@@ -82,16 +82,16 @@ def test_review_names_the_losing_call_and_what_would_have_won(bench):
     assert (line["version"], line["reward"]) == (3, 1.0)
     assert sorted(call["function"] for call in line["calls"]) == ["cancel_standing_order", "create_standing_order"]
     (turned,) = [
-        now["name"]
-        for before, now in zip(review["steps"][3]["checks"], review["steps"][4]["checks"], strict=True)
-        if before["passed"] and not now["passed"]
+        after["name"]
+        for before, after in zip(review["steps"][3]["checks"], review["steps"][4]["checks"], strict=True)
+        if before["passed"] and not after["passed"]
     ]
     assert "other standing orders" in turned
     assert forks(bench, session_id) == []
 
 
 def test_review_names_the_call_that_was_never_made(bench):
-    session_id = played(bench, "bank/moving-out", LOSING[:2])
+    session_id = play(bench, "bank/moving-out", LOSING[:2])
     review = bench.rpc("review_session", session_id=session_id)
     assert "lost" not in review
     assert {call["function"] for call in review["never_called"]} >= {"create_standing_order", "send_money"}
@@ -118,8 +118,8 @@ def errands():
         ("bread", [("put_bread_in", {}), WAIT, ("take_bread_out", {})]),
     ],
 )
-def test_the_call_that_waited_too_long_lost_not_the_world(errands, task, calls):
-    session_id = played(errands, f"errands/{task}", calls)
+def test_a_call_that_waited_too_long_is_the_losing_call(errands, task, calls):
+    session_id = play(errands, f"errands/{task}", calls)
     review = errands.rpc("review_session", session_id=session_id)
     by_index = {each["index"]: each for each in errands.rpc("get_trace", session_id=session_id)}
     assert review["summary"].startswith(f"Lost at call {review['lost']}, wait(seconds=7200")
@@ -131,17 +131,20 @@ def test_the_call_that_waited_too_long_lost_not_the_world(errands, task, calls):
 
 def test_review_of_a_wrong_or_missing_answer(bench):
     dishes = [("do", {"chore": "dishes"})] * 2
-    for answer, said in (("None.", "Lost at the answer: the value fell from 1.00 to 0.00."), (None, "never answered")):
-        session_id = played(bench, "chores/as-the-solution", dishes, answer)
+    for answer, message in (
+        ("None.", "Lost at the answer: the value fell from 1.00 to 0.00."),
+        (None, "never answered"),
+    ):
+        session_id = play(bench, "chores/as-the-solution", dishes, answer)
         review = bench.rpc("review_session", session_id=session_id)
-        assert said in review["summary"]
+        assert message in review["summary"]
         assert review.get("lost") == (None if answer is None else 2)
         assert (review["line"]["calls"], review["line"]["answer"]) == ([], "1,000 times\nDISHES")
 
 
-def test_review_blames_nothing_in_a_rollout_that_passed(bench):
+def test_review_blames_no_call_of_a_rollout_that_passed(bench):
     calls = [(call["function"], call["kwargs"]) for call in solution(bench, "bank/moving-out")]
-    review = bench.rpc("review_session", session_id=played(bench, "bank/moving-out", calls))
+    review = bench.rpc("review_session", session_id=play(bench, "bank/moving-out", calls))
     assert (review["passed"], "lost" in review, "line" in review) == (True, False, False)
     assert review["summary"] == "Passed with the reward 1: no call lost it."
 
@@ -151,11 +154,11 @@ def solution(bench, task):
     return bench.rpc("get_solution", session_id=session_id)["calls"]
 
 
-def test_review_without_a_known_way_to_win_names_nothing(bench):
-    review = bench.rpc("review_session", session_id=played(bench, "chores/returns-false", [("rest", {})]))
+def test_review_without_a_known_way_to_win_names_no_call(bench):
+    review = bench.rpc("review_session", session_id=play(bench, "chores/returns-false", [("rest", {})]))
     assert "lost" not in review
     assert "No known continuation" in review["summary"]
-    session_id = played(bench, "chores/raises", [("rest", {})])
+    session_id = play(bench, "chores/raises", [("rest", {})])
     assert "no valid verdict" in bench.rpc("review_session", session_id=session_id)["summary"]
     with pytest.raises(RpcError, match="The session has no task, so no reward can be lost"):
         bench.rpc("review_session", session_id=bench.create("chores"))
@@ -221,8 +224,8 @@ def mail(tmp_path_factory):
         yield server
 
 
-def test_a_call_of_the_solution_made_too_early_names_what_lacked(mail):
-    session_id = played(mail, "mail/once", [("write", {"line": "a"}), ("send", {})])
+def test_a_review_of_an_early_call_names_the_missing_call(mail):
+    session_id = play(mail, "mail/once", [("write", {"line": "a"}), ("send", {})])
     review = mail.rpc("review_session", session_id=session_id)
     assert (review["lost"], review["lost_at"]) == (1, "write was not made before send")
     assert 'Lost at call 1, send(), made without write(line="b") before it: the value' in review["summary"]
@@ -230,14 +233,14 @@ def test_a_call_of_the_solution_made_too_early_names_what_lacked(mail):
 
 
 def test_calls_may_be_repeated_after_a_missing_one(mail):
-    session_id = played(mail, "mail/often", [("write", {"line": "a"}), ("show", {})])
+    session_id = play(mail, "mail/often", [("write", {"line": "a"}), ("show", {})])
     review = mail.rpc("review_session", session_id=session_id)
     assert ("lost" in review, review["lost_at"]) == (False, "write was never made")
     assert [call["function"] for call in review["line"]["calls"]] == ["write", "show"]
 
 
 def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail, monkeypatch):
-    """Comparing the calls takes long for many of them, so it doesn't hold the event loop."""
+    """Comparing many calls takes long, so it doesn't run on the event loop."""
 
     def compared(*args):
         with pytest.raises(RuntimeError, match="no running event loop"):
@@ -249,9 +252,9 @@ def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail, monkeypatc
     monkeypatch.setattr(reviews, "match_solution", compared)
     labels = {"run": "one"}
     calls = [("write", {"line": "x"}), ("send", {})]
-    failed = played(mail, "mail/open", calls[:1], labels={**labels, "rollout": "0"})
+    failed = play(mail, "mail/open", calls[:1], labels={**labels, "rollout": "0"})
     assert "No known continuation" in mail.rpc("review_session", session_id=failed)["summary"]
-    sibling = played(mail, "mail/open", calls, labels={**labels, "rollout": "1"})
+    sibling = play(mail, "mail/open", calls, labels={**labels, "rollout": "1"})
     review = mail.rpc("review_session", session_id=failed)
     assert (review["sibling"], review["lost_at"]) == (sibling, "send was never made")
     assert f"those of the rollout {sibling[:8]}, which passed" in review["summary"]
@@ -259,12 +262,12 @@ def test_without_a_solution_a_sibling_that_passed_shows_the_way(mail, monkeypatc
 
 
 def test_the_sibling_is_found_among_many_rollouts(mail, monkeypatch):
-    """It may be on a further page, unanswered, and older than all rollouts that are evaluated."""
+    """The sibling may be on a further page, may have no answer, and may be older than all evaluated rollouts."""
     monkeypatch.setattr(reviews, "MAX_EVALUATIONS", 2)
     monkeypatch.setattr("toolpack_server.features.evaluation.tasks.summaries._MAX_SECONDS", 0)  # one session a page
     labels = {"run": "large"}
-    sibling = played(mail, "mail/open", [("write", {"line": "x"}), ("send", {})], None, labels=labels)
-    failed = [played(mail, "mail/open", [("write", {"line": "x"})], labels=labels) for _ in range(4)]
+    sibling = play(mail, "mail/open", [("write", {"line": "x"}), ("send", {})], None, labels=labels)
+    failed = [play(mail, "mail/open", [("write", {"line": "x"})], labels=labels) for _ in range(4)]
     assert "sibling" not in mail.rpc("review_session", session_id=failed[0])
     mail.rpc("evaluate_session", session_id=sibling, record=True)
     assert mail.rpc("review_session", session_id=failed[0])["sibling"] == sibling
@@ -275,13 +278,13 @@ def test_the_sibling_is_found_among_many_rollouts(mail, monkeypatch):
 def test_an_unrecorded_sibling_is_judged_after_the_rollout_itself(mail, monkeypatch):
     monkeypatch.setattr(reviews, "MAX_EVALUATIONS", 1)
     labels = {"run": "unrecorded"}
-    sibling = played(mail, "mail/open", [("write", {"line": "x"}), ("send", {})], None, labels=labels)
-    failed = played(mail, "mail/open", [("write", {"line": "x"})], labels=labels)
+    sibling = play(mail, "mail/open", [("write", {"line": "x"}), ("send", {})], None, labels=labels)
+    failed = play(mail, "mail/open", [("write", {"line": "x"})], labels=labels)
     assert mail.rpc("review_session", session_id=failed)["sibling"] == sibling
 
 
 def test_forks_of_a_review_count_as_no_rollouts(mail):
-    session_id = played(mail, "mail/once", [])
+    session_id = play(mail, "mail/once", [])
     mail.rpc("review_session", session_id=session_id, record=True)
     page = mail.rpc("summarize_sessions", evaluate=True)
     ids = {each["session_id"] for each in page["sessions"] if session_id in each["labels"].values()}
@@ -292,15 +295,15 @@ def test_forks_of_a_review_count_as_no_rollouts(mail):
 
 def test_a_users_own_label_review_makes_no_fork_of_a_review(mail):
     labels = {"review": "yes", "run": "mine"}
-    session_id = played(mail, "mail/once", [], labels=labels)
-    mail.rpc("fork_session", session_id=session_id)  # has the same labels
+    session_id = play(mail, "mail/once", [], labels=labels)
+    mail.rpc("fork_session", session_id=session_id)  # this fork has the same labels
     mail.rpc("review_session", session_id=session_id, record=True)
     (rate,) = mail.rpc("summarize_sessions", labels={"run": "mine"}, evaluate=True)["rates"]
     assert rate["rollouts"] == 2
 
 
 def test_a_stored_review_lasts_until_the_next_record(bench):
-    session_id = played(bench, "bank/moving-out", LOSING, None)
+    session_id = play(bench, "bank/moving-out", LOSING, None)
     review = bench.rpc("review_session", session_id=session_id, record=True)
     played_line = review["line"]["fork"]
     assert bench.rpc("evaluate_session", session_id=played_line)["passed"]
@@ -313,15 +316,15 @@ def test_a_stored_review_lasts_until_the_next_record(bench):
     assert "fork" not in bench.rpc("review_session", session_id=session_id)["line"]
 
 
-def test_only_a_fork_that_stores_a_review_is_one(bench):
-    session_id = played(bench, "bank/moving-out", LOSING, None)
+def test_only_a_fork_that_stores_a_review_counts_as_a_review(bench):
+    session_id = play(bench, "bank/moving-out", LOSING, None)
     labels = {"review": session_id, "records": str(len(LOSING))}
     call = {"function": "get_balance"}
     (empty,) = bench.rpc("fork_session", session_id=session_id, labels=labels)
     (called,) = bench.rpc("fork_session", session_id=session_id, labels=labels)
     bench.rpc("run_function", session_id=called["session_id"], **call)
-    (noted,) = bench.rpc("fork_session", session_id=session_id, labels=labels)
-    bench.rpc("add_message", session_id=noted["session_id"], role="user", content="Mine", metadata={"review": 1})
+    (fork,) = bench.rpc("fork_session", session_id=session_id, labels=labels)
+    bench.rpc("add_message", session_id=fork["session_id"], role="user", content="Mine", metadata={"review": 1})
     other = bench.rpc("create_session", task="bank/moving-out", labels=labels)["session_id"]
     note = {"review": {"session_id": session_id}}
     bench.rpc("add_message", session_id=other, role="user", content="No fork", metadata=note)
@@ -330,14 +333,14 @@ def test_only_a_fork_that_stores_a_review_is_one(bench):
     before = len(forks(bench, session_id))
     assert bench.rpc("review_session", session_id=session_id, record=True) == review
     assert len(forks(bench, session_id)) == before
-    for each in (empty, called, noted):
+    for each in (empty, called, fork):
         bench.rpc("close_session", session_id=each["session_id"])
 
 
 def test_a_long_rollout_needs_few_forks(bench, monkeypatch):
     """Halving finds the same call as evaluating each step."""
     calls = [("move_to_savings", {"amount": "0.01"})] * 3 + LOSING + [("move_to_savings", {"amount": "0.01"})] * 3
-    session_id = played(bench, "bank/moving-out", calls)
+    session_id = play(bench, "bank/moving-out", calls)
     every = bench.rpc("review_session", session_id=session_id)
     monkeypatch.setattr(reviews, "MAX_STEPS", 4)
     halved = bench.rpc("review_session", session_id=session_id)
@@ -358,8 +361,8 @@ def test_evaluate_writes_a_review_as_one_file(url, tmp_path):
     markup = '<img src=x onerror="alert(1)">&'
     session_id = played_at(url, LOSING, markup)
     file = tmp_path / "review.html"
-    done = run_here("evaluate", "--url", url, "--review", session_id, file)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    result = run_here("evaluate", "--url", url, "--review", session_id, file)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
     wrong = run_here("evaluate", "--url", url, "--review", "none", tmp_path / "none.html")
     assert wrong.returncode == 1
     assert "Traceback" not in wrong.stderr
@@ -377,8 +380,8 @@ def test_evaluate_writes_a_review_as_one_file(url, tmp_path):
 def test_evaluate_counts_the_calls_that_lost_a_run(url, tmp_path):
     for calls in (LOSING, LOSING, LOSING[:2]):
         played_at(url, calls, "Done.", "lost")
-    done = run_here("evaluate", "--url", url, "--label", "run=lost", "--lost", "--html", str(tmp_path / "run.html"))
-    assert done.stdout.splitlines()[-2:] == [
+    result = run_here("evaluate", "--url", url, "--label", "run=lost", "--lost", "--html", str(tmp_path / "run.html"))
+    assert result.stdout.splitlines()[-2:] == [
         "2 of 3 failures: cancel_standing_order",
         "1 of 3 failures: cancel_standing_order was never made",
     ]

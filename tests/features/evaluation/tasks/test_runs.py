@@ -28,13 +28,13 @@ def evaluate_run(bench, **params):
     return bench.rpc("summarize_sessions", **{"labels": RUN, "evaluate": True, **params})
 
 
-def evaluated_sessions(found):
+def evaluated_sessions(answer):
     """Return the sessions that were evaluated."""
-    return [each for each in found["sessions"] if "verdict" in each]
+    return [each for each in answer["sessions"] if "verdict" in each]
 
 
-def sessions_with_verdict(bench, said):
-    return {each["session_id"] for each in bench.rpc("list_sessions", labels=RUN, passed=said)}
+def sessions_with_verdict(bench, recorded):
+    return {each["session_id"] for each in bench.rpc("list_sessions", labels=RUN, passed=recorded)}
 
 
 def test_run_is_evaluated_by_one_request(bench):
@@ -55,7 +55,10 @@ def test_run_is_evaluated_by_one_request(bench):
     assert "The evaluator of 'chores/raises' failed" in verdicts[failing]["failure"]["message"]
     assert not {"variant", "problem"} & {name for each in summary["sessions"] for name in each}
     assert "next" not in summary
-    assert sessions_with_verdict(bench, said=True) | sessions_with_verdict(bench, said=False) == set(), (right, wrong)
+    assert sessions_with_verdict(bench, recorded=True) | sessions_with_verdict(bench, recorded=False) == set(), (
+        right,
+        wrong,
+    )
 
 
 def test_run_is_evaluated_in_parts(bench):
@@ -67,8 +70,8 @@ def test_run_is_evaluated_in_parts(bench):
 def test_session_without_its_task_is_listed_but_not_counted(bench, monkeypatch):
     session_id = rollout(bench, "dishes")
     tasks = bench.service.context.catalog.toolpacks["chores"].task_list
-    left = {name: task for name, task in tasks.all().items() if name != "dishes"}
-    monkeypatch.setattr(tasks, "all", lambda: left)
+    remaining = {name: task for name, task in tasks.all().items() if name != "dishes"}
+    monkeypatch.setattr(tasks, "all", lambda: remaining)
     (summary,) = evaluate_run(bench)["sessions"]
     assert (summary["session_id"], summary["verdict"]["valid"]) == (session_id, False)
     assert "failure" not in summary["verdict"]
@@ -96,18 +99,21 @@ def test_recorded_verdict_is_in_the_trace_and_filters_lists(bench):
     verdict(bench, right, record=True)
     verdict(bench, wrong, record=True)
     verdict(bench, other)
-    assert (sessions_with_verdict(bench, said=True), sessions_with_verdict(bench, said=False)) == ({right}, {wrong})
+    assert (sessions_with_verdict(bench, recorded=True), sessions_with_verdict(bench, recorded=False)) == (
+        {right},
+        {wrong},
+    )
     assert len(bench.rpc("list_sessions", labels=RUN)) == 3
     record = bench.rpc("get_trace", session_id=right)[-1]
-    said = verdict(bench, right)
+    recorded = verdict(bench, right)
     assert record["kind"] == "verdict"
-    assert {name: record[name] for name in said} == said
+    assert {name: record[name] for name in recorded} == recorded
     evaluate_run(bench, record=True)
-    assert sessions_with_verdict(bench, said=False) == {wrong, other}
+    assert sessions_with_verdict(bench, recorded=False) == {wrong, other}
     # A second evaluation doesn't record it again.
     assert [each["kind"] for each in bench.rpc("get_trace", session_id=right)] == ["call", "verdict"]
     (fork,) = bench.rpc("fork_session", session_id=right)
-    assert fork["session_id"] not in sessions_with_verdict(bench, said=True)
+    assert fork["session_id"] not in sessions_with_verdict(bench, recorded=True)
     assert [each["kind"] for each in bench.rpc("get_trace", session_id=fork["session_id"], path=True)] == ["call"]
 
 
@@ -115,19 +121,19 @@ def test_recorded_verdict_expires_when_the_session_continues(bench):
     session_id = rollout(bench, "dishes")
     verdict(bench, session_id, record=True)
     bench.result(session_id, "do", **DO)
-    assert (sessions_with_verdict(bench, said=True), sessions_with_verdict(bench, said=False)) == (set(), set())
+    assert (sessions_with_verdict(bench, recorded=True), sessions_with_verdict(bench, recorded=False)) == (set(), set())
     assert verdict(bench, session_id, record=True)["passed"] is False
-    assert sessions_with_verdict(bench, said=False) == {session_id}
+    assert sessions_with_verdict(bench, recorded=False) == {session_id}
     bench.rpc("reset_session", session_id=session_id, version=1)
-    assert sessions_with_verdict(bench, said=False) == set()
+    assert sessions_with_verdict(bench, recorded=False) == set()
 
 
 def test_verdict_in_a_replay_is_copied_but_does_not_count(bench):
     session_id = rollout(bench, "dishes")
     verdict(bench, session_id, record=True)
-    again = bench.rpc("replay_session", session_id=session_id, labels=RUN)["session"]["session_id"]
-    assert [each["kind"] for each in bench.rpc("get_trace", session_id=again)] == ["call", "verdict"]
-    assert sessions_with_verdict(bench, said=True) == {session_id}
+    replay_id = bench.rpc("replay_session", session_id=session_id, labels=RUN)["session"]["session_id"]
+    assert [each["kind"] for each in bench.rpc("get_trace", session_id=replay_id)] == ["call", "verdict"]
+    assert sessions_with_verdict(bench, recorded=True) == {session_id}
 
 
 @pytest.mark.parametrize("other", [{"version": 0}, {"answer": "x"}, {"task": "chores/as-the-solution"}])
@@ -140,15 +146,15 @@ def test_only_the_default_verdict_can_be_recorded(bench, other):
 
 def test_calls_wait_while_a_verdict_is_recorded(bench, monkeypatch):
     session_id, pool = rollout(bench), ThreadPoolExecutor(1)
-    evidence, sent = Tasks.evidence, []
+    evidence, futures = Tasks.evidence, []
 
     def meanwhile(*arguments):
-        sent.append(pool.submit(bench.result, session_id, "do", **DO))
+        futures.append(pool.submit(bench.result, session_id, "do", **DO))
         wait_until(bench.service.sessions.queues.waiting)
         return evidence(*arguments)
 
     monkeypatch.setattr(Tasks, "evidence", meanwhile)
     with pool:
         assert verdict(bench, session_id, record=True)["version"] == 0
-        sent[0].result()
+        futures[0].result()
     assert [each["kind"] for each in bench.rpc("get_trace", session_id=session_id)] == ["verdict", "call"]

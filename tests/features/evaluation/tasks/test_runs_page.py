@@ -46,7 +46,7 @@ def states(page, task):
     return [cell.get_attribute("class").split()[1] for cell in row.find_elements("css selector", "a.cell")]
 
 
-def read(page):
+def page_content(page):
     page.until(
         lambda: page.run("return document.querySelector('.grid') && !document.querySelector('progress')"),
         "the end",
@@ -56,7 +56,7 @@ def read(page):
 def test_run_is_shown_as_a_grid_with_its_figures(page, server):
     page.open("#/runs?by=run&run=new")
     page.sees("9 rollouts of 3 tasks", "6/8 75%", "1 invalid", "Invalid ones aren't counted")
-    read(page)
+    page_content(page)
     assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
     assert states(page, RAISES) == ["invalid"]
     assert "0/0" in page.find(".grid tbody tr", RAISES).text
@@ -76,7 +76,7 @@ def test_run_is_shown_as_a_grid_with_its_figures(page, server):
 
 def test_rollouts_are_filtered_by_verdict_task_label_and_text(page):
     page.open("#/runs?by=run&run=old")
-    read(page)
+    page_content(page)
     page.write("verdict", "failed")
     page.click("Filter")
     page.sees("Rollouts that match: 6", "8 rollouts of 2 tasks")  # The figures are still those of the whole run.
@@ -96,7 +96,7 @@ def test_rollouts_are_filtered_by_verdict_task_label_and_text(page):
 
 def test_failed_checks_are_counted_and_link_to_their_rollouts(page):
     page.open("#/runs?by=run&run=old")
-    read(page)
+    page_content(page)
     page.click(CHECK, ".faults a")
     page.sees("Rollouts that match: 3")
     assert page.find(".faults a[aria-current]").text.startswith(CHECK)
@@ -106,7 +106,7 @@ def test_failed_checks_are_counted_and_link_to_their_rollouts(page):
 
 def test_session_links_to_its_neighbours_in_the_list(page):
     page.open("#/runs?by=run&run=old&verdict=failed&sort=rollout")
-    read(page)
+    page_content(page)
     page.find(".rollouts tbody a").click()
     page.sees("1 of 6", "failed")
     first = page.at("#/sessions/")
@@ -122,13 +122,13 @@ def test_session_links_to_its_neighbours_in_the_list(page):
 
 def test_verdicts_are_not_requested_twice(page):
     page.open("#/runs?by=run&run=new")
-    read(page)
+    page_content(page)
     count = "return performance.getEntriesByType('resource').filter(({ name }) => name.endsWith('/rpc')).length"
     page.click("All runs")
     page.sees("3 runs")
     before = page.run(count)
     page.click("new", "tbody a")
-    read(page)
+    page_content(page)
     assert states(page, SAVE) == ["passed", "passed", "passed", "failed"]
     assert page.run(count) - before == 1  # one request for the summaries
     page.click("Read again")
@@ -144,13 +144,13 @@ def test_page_continues_after_a_lost_request(page):
     )
     page.click("old", "tbody a")
     page.until(lambda: page.run("return window.failures") < 1, "a failure")
-    read(page)
+    page_content(page)
     page.sees("8 rollouts of 2 tasks")
 
 
 def test_comparison_with_another_run_shows_what_changed(page):
     page.open("#/runs?by=run&run=new&against=old&order=-change")
-    read(page)
+    page_content(page)
     page.sees("2 of 2 tasks better, 0 worse, 4 rollouts passed that had failed, 0 failed that had passed")
     page.sees("1 task that it doesn't have")
     row = page.find(".grid tbody tr", SAVE)
@@ -169,7 +169,7 @@ def test_runs_are_compared_side_by_side_by_any_label(page):
     assert len(page.driver.find_elements("css selector", "figure.chart svg[role=img]")) == 4
     page.click(MARKUP, "tbody a")
     page.sees("2/8 25%")
-    read(page)
+    page_content(page)
     page.click("All runs")
     page.until(lambda: page.find("#run-key").send_keys("rollout") or True, "another label")
     page.at("#/runs?by=rollout")
@@ -178,7 +178,7 @@ def test_runs_are_compared_side_by_side_by_any_label(page):
 
 def test_tables_are_sorted_by_their_column_headers(page):
     page.open("#/runs?by=run&run=new")
-    read(page)
+    page_content(page)
 
     def first():
         return page.find(".rollouts tbody tr").text
@@ -192,7 +192,7 @@ def test_tables_are_sorted_by_their_column_headers(page):
 
 @pytest.fixture(scope="module")
 def long_words(server):
-    """The id of a session with long words in every text that a session can have."""
+    """Return the id of a session with long words in all of its texts."""
     labels = {"long": LONG, MARKUP + LONG[:20]: LONG}
     session_id = server.rpc("create_session", task=DENTIST, labels=labels)["session_id"]
     server.call(session_id, LONG[:60])
@@ -205,23 +205,23 @@ def long_words(server):
 def test_no_content_is_wider_than_the_page(page, long_words, width, dark):
     page.resize(width, dark=dark)
     long = f"#/runs?by=long&run={LONG}"
-    for place in ("#/runs", "#/runs?by=run&run=new&against=old", "#/runs?by=long", long, f"{long}&against={LONG}"):
-        page.open(place)
+    for address in ("#/runs", "#/runs?by=run&run=new&against=old", "#/runs?by=long", long, f"{long}&against={LONG}"):
+        page.open(address)
         page.until(
             lambda: page.run("return document.querySelector('.runs table') && !document.querySelector('progress')"),
-            place,
+            address,
         )
-        assert page.run("return document.documentElement.scrollWidth") <= width, place
-    for place in ("#/sessions?label=long%3D" + LONG, f"#/sessions/{long_words}"):
-        page.open(place)
+        assert page.run("return document.documentElement.scrollWidth") <= width, address
+    for address in ("#/sessions?label=long%3D" + LONG, f"#/sessions/{long_words}"):
+        page.open(address)
         page.sees(LONG[:60], "failed")
-        assert page.run("return document.documentElement.scrollWidth") <= width, place
+        assert page.run("return document.documentElement.scrollWidth") <= width, address
 
 
 def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):
     file = tmp_path / "runs.html"
-    done = invoke("evaluate", "--url", server.url, "--html", str(file))
-    assert done.exit_code == 1, done.stderr  # The status is 1 because a rollout is invalid.
+    result = invoke("evaluate", "--url", server.url, "--html", str(file))
+    assert result.exit_code == 1, result.stderr  # The status is 1 because a rollout is invalid.
     text = file.read_text(encoding="utf-8")
     assert MARKUP not in text
     assert text.count("</script") == 2
@@ -247,7 +247,7 @@ def test_evaluate_writes_the_same_page_as_one_file(page, server, tmp_path):
 
 
 def test_one_script_has_all_that_its_modules_import():
-    """A name whose export `bundle_script` doesn't recognize would be undefined in the script."""
+    """If `bundle_script` doesn't recognize the export of a name, the name would be undefined in the script."""
     script = bundle_script(ENTRY)
     exported = {
         name: set(names.split(", "))

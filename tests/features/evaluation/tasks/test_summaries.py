@@ -1,4 +1,4 @@
-"""Summaries: many sessions in one request, which neither evaluates nor renews them."""
+"""`summarize_sessions`: one request for many sessions, which by default neither evaluates nor renews them."""
 
 from functools import partial
 
@@ -40,11 +40,11 @@ def test_summary_has_counts_and_the_recorded_verdict(bench):
     assert {"parent", "verdict", "variant", "problem"} & summary.keys() == set()
     assert summary["duration_ms"] > 0
     bench.rpc("submit_answer", session_id=session_id, answer="Done.")
-    said = verdict(bench, session_id, record=True)
+    recorded = verdict(bench, session_id, record=True)
     (summary,) = summaries(bench)["sessions"]
     assert (summary["done"], summary.get("verdict"), summary.get("problem"), summary["records"]) == (
         True,
-        said,
+        recorded,
         None,
         4,
     )
@@ -64,12 +64,12 @@ def test_summary_of_a_fork_counts_only_its_own_calls(bench):
 
 
 def test_sessions_are_searched_by_the_text_of_their_records(bench):
-    one, two = (begin(bench, "chores/dishes", labels={**RUN, "model": name})[0] for name in ("Zoe", "Tom"))
-    bench.call(one, "do", chore='the "Äpfel"')
-    bench.rpc("add_message", session_id=two, role="assistant", content="Nothing to DO here")
-    assert search(bench, 'THE "') == search(bench, "äpfel") == search(bench, "zoe") == [one]
-    assert search(bench, "to do here") == search(bench, two[5:40].upper()) == [two]
-    assert sorted(search(bench, "")) == sorted(search(bench, "chores/dishes")) == sorted([one, two])
+    zoes, toms = (begin(bench, "chores/dishes", labels={**RUN, "model": name})[0] for name in ("Zoe", "Tom"))
+    bench.call(zoes, "do", chore='the "Äpfel"')
+    bench.rpc("add_message", session_id=toms, role="assistant", content="Nothing to DO here")
+    assert search(bench, 'THE "') == search(bench, "äpfel") == search(bench, "zoe") == [zoes]
+    assert search(bench, "to do here") == search(bench, toms[5:40].upper()) == [toms]
+    assert sorted(search(bench, "")) == sorted(search(bench, "chores/dishes")) == sorted([zoes, toms])
     assert search(bench, "duration_ms") == search(bench, "nobody said this") == []
 
 
@@ -102,13 +102,13 @@ def test_sessions_are_sorted_and_counted_over_all_pages(bench):
     verdict(bench, sessions[2], record=True)
 
     def pages(order, **params):
-        seen, after = [], ""
+        session_ids, after = [], ""
         while after is not None:
             page = summaries(bench, order=order, after=after, limit=2, **params)
             assert page["total"] == 5
-            seen += [each["session_id"] for each in page["sessions"]]
+            session_ids += [each["session_id"] for each in page["sessions"]]
             after = page.get("next")
-        return seen
+        return session_ids
 
     assert pages("-calls") == sorted(sorted(sessions), key=lambda each: -calls[each])
     assert pages("calls") == sorted(sorted(sessions), key=calls.get)

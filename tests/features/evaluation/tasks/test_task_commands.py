@@ -79,20 +79,24 @@ def check(tmp_path, source):
 
 
 def test_check_counts_tasks_without_problems(tmp_path):
-    done = check(tmp_path, RIGHT)
-    assert (done.exit_code, done.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), done.stderr
+    result = check(tmp_path, RIGHT)
+    assert (result.exit_code, result.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), (
+        result.stderr
+    )
 
 
 def test_check_accepts_an_evaluator_that_consumes_its_data(tmp_path):
     task = 'solution=[("switch_on", {})], data=[1], metadata={"on": [1]}'
     source = RIGHT.replace('solution=[("switch_on", {})]', task)
     used_up = "rollout.environment.on and bool(rollout.task.data.pop() and rollout.task.metadata['on'].pop())"
-    done = check(tmp_path, source.replace("rollout.environment.on", used_up))
-    assert (done.exit_code, done.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), done.stderr
-    done = check(tmp_path, source.replace("data=[1]", "data=__import__('threading').Lock()"))
+    result = check(tmp_path, source.replace("rollout.environment.on", used_up))
+    assert (result.exit_code, result.stdout) == (0, "1 toolpack with 1 function and 1 task: no problems.\n"), (
+        result.stderr
+    )
+    result = check(tmp_path, source.replace("data=[1]", "data=__import__('threading').Lock()"))
     assert (
         "the task's data can't be copied (TypeError: cannot pickle '_thread.lock' object): give the class"
-        in done.stderr
+        in result.stderr
     )
 
 
@@ -101,22 +105,22 @@ def test_check_reads_only_the_named_tasks(tmp_path):
     named = ("check", "--pack-dir", str(tmp_path), "--no-calls", "--task")
     assert "and 1 task: no problems." in run(*named, "lamps/light").stdout
     assert "task 'lamps/none': it has neither" in run(*named, "lamps/none").stderr
-    done = run(*named, "lamps/nine")
-    assert done.exit_code == 1
-    assert done.stderr.startswith("there is no task 'lamps/nine': give toolpack/task, such as lamps/")
+    result = run(*named, "lamps/nine")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("there is no task 'lamps/nine': give toolpack/task, such as lamps/")
 
 
 @pytest.mark.parametrize("body", WRONG)
 def test_check_reports_faulty_evaluators(tmp_path, body):
     source = RIGHT.replace("return rollout.environment.on", body) + GLOBALS
-    done = check(tmp_path, source)
-    assert done.exit_code == 1
-    assert WRONG[body] in done.stderr
+    result = check(tmp_path, source)
+    assert result.exit_code == 1
+    assert WRONG[body] in result.stderr
 
 
 def test_check_prints_the_evaluators_traceback_below_its_problem(tmp_path):
-    done = check(tmp_path, RIGHT.replace("rollout.environment.on", "rollout.environment.off"))
-    first, *details = done.stderr.splitlines()
+    result = check(tmp_path, RIGHT.replace("rollout.environment.on", "rollout.environment.off"))
+    first, *details = result.stderr.splitlines()
     assert "is_light: task 'lamps/light': The evaluator of 'lamps/light' failed: AttributeError" in first
     assert details[1] == f'      File "{tmp_path}/lamps.py", line 27, in is_light'
     assert all(line.startswith("    ") and "toolpack_server/" not in line for line in details)
@@ -132,7 +136,7 @@ def test_check_says_that_a_failing_solution_submits_no_answer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("definition", "message"),
     [
         ('solution=[("off", {})]', "the call of `off` in its solution fails: ToolNotFoundError"),
         ("solution=7", "its solution is neither a list of calls nor a function"),
@@ -150,22 +154,22 @@ def test_check_says_that_a_failing_solution_submits_no_answer(tmp_path):
         ('solution=[("switch_on", {})], max_calls=0', "its solution makes more calls than max_calls allows: 1, not 0."),
     ],
 )
-def test_check_reports_task_definitions_that_do_not_fit(tmp_path, given, message):
-    done = check(tmp_path, RIGHT.replace('solution=[("switch_on", {})]', given))
-    assert done.exit_code == 1
-    assert message in done.stderr
+def test_check_reports_task_definitions_that_do_not_fit(tmp_path, definition, message):
+    result = check(tmp_path, RIGHT.replace('solution=[("switch_on", {})]', definition))
+    assert result.exit_code == 1
+    assert message in result.stderr
 
 
 def test_check_reports_a_solution_with_an_unknown_function(tmp_path):
-    done = check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("off", "Off.", solution=[("off", {})]))\n')
-    assert "task 'lamps/off': the call of `off` in its solution fails: ToolNotFoundError" in done.stderr
+    result = check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("off", "Off.", solution=[("off", {})]))\n')
+    assert "task 'lamps/off': the call of `off` in its solution fails: ToolNotFoundError" in result.stderr
 
 
 def test_check_reports_missing_evaluators_and_failing_loaders(tmp_path):
-    done = check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("none", "Do it."))\n')
-    assert "task 'lamps/none': it has neither an evaluator nor a solution: give one." in done.stderr
-    done = check(tmp_path, RIGHT + "\n@toolpack.tasks\ndef many():\n    raise KeyError('x')\n")
-    assert "The tasks of toolpack 'lamps' can't be loaded: `many` failed: KeyError: 'x'" in done.stderr
+    result = check(tmp_path, RIGHT + '\ntoolpack.add_task(Task("none", "Do it."))\n')
+    assert "task 'lamps/none': it has neither an evaluator nor a solution: give one." in result.stderr
+    result = check(tmp_path, RIGHT + "\n@toolpack.tasks\ndef many():\n    raise KeyError('x')\n")
+    assert "The tasks of toolpack 'lamps' can't be loaded: `many` failed: KeyError: 'x'" in result.stderr
 
 
 # evaluate
@@ -179,7 +183,7 @@ def endpoint():
 
 @pytest.fixture
 def rollouts(endpoint):
-    """Three rollouts of a task, one and two rollouts of two others, and a session without a task."""
+    """Create three, one and two rollouts of three tasks, and a session without a task."""
     labels = {"run": str(next(numbers))}
 
     def start(task, *calls):
@@ -200,9 +204,9 @@ numbers = itertools.count()
 
 def test_evaluate_prints_rates_and_lists_invalid_rollouts(endpoint, rollouts):
     label, start, _ = rollouts
-    done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label)
-    assert done.exit_code == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    result = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == [
         "task                   n  passed  mean reward",
         "chores/dishes          3       2        0.667",
         "chores/returns-number  1       0        0.250",
@@ -212,28 +216,28 @@ def test_evaluate_prints_rates_and_lists_invalid_rollouts(endpoint, rollouts):
         "1   0.556   0.556",
     ]
     failing = start("chores/raises")
-    done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label)
-    assert done.exit_code == 1
-    assert "chores/raises" not in done.stdout
+    result = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label)
+    assert result.exit_code == 1
+    assert "chores/raises" not in result.stdout
     invalid = f"1 of 7 rollouts are invalid and not counted:\n  {failing} (chores/raises): evaluator: The evaluator"
-    assert invalid in done.stderr
+    assert invalid in result.stderr
 
 
 def test_unwritable_file_makes_no_rollout_invalid(endpoint, rollouts):
     label, _, _ = rollouts
-    done = run_here(
+    result = run_here(
         "evaluate", "--url", endpoint.http.base_url, "--label", label, "--trajectories", "/dev/null/trajectories"
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "toolpack-server: Could not open file '/dev/null/trajectories': Not a directory\n"
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "toolpack-server: Could not open file '/dev/null/trajectories': Not a directory\n"
 
 
 def test_evaluate_writes_trajectories(endpoint, rollouts, tmp_path):
     label, start, started = rollouts
     endpoint.rpc("submit_answer", session_id=started[0], answer="Done.")
     file = tmp_path / "trajectories.jsonl"
-    done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--trajectories", str(file))
-    assert done.exit_code == 0, done.stderr
+    result = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--trajectories", str(file))
+    assert result.exit_code == 0, result.stderr
     lines = {line["session_id"]: line for line in map(json.loads, file.read_text().splitlines())}
     assert lines.keys() == set(started)
     line = lines[started[0]]
@@ -276,10 +280,10 @@ def test_evaluate_reports_forks_and_records_verdicts(endpoint, rollouts):
     labels = {"run": label.removeprefix("run=")}
     endpoint.rpc("fork_session", session_id=started[0])
     endpoint.rpc("fork_session", session_id=started[0], labels={**labels, "console": "fork"})
-    done = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--record")
-    assert (done.exit_code, done.stdout.splitlines()[1].split()[:2]) == (0, ["chores/dishes", "4"])
-    assert "1 of these 7 are forks of other sessions in this list.\n" in done.stderr
-    assert "Forks that the console or a review created, not counted: 1.\n" in done.stderr
+    result = run("evaluate", "--url", str(endpoint.http.base_url), "--label", label, "--record")
+    assert (result.exit_code, result.stdout.splitlines()[1].split()[:2]) == (0, ["chores/dishes", "4"])
+    assert "1 of these 7 are forks of other sessions in this list.\n" in result.stderr
+    assert "Forks that the console or a review created, not counted: 1.\n" in result.stderr
     assert len(endpoint.rpc("list_sessions", labels=labels, passed=True)) == 5
 
 
@@ -289,13 +293,13 @@ def test_evaluate_reads_a_data_directory(tmp_path):
     agent(bench, key, function="do", kwargs=DO)
     bench.close()
     words = ["evaluate", "--data-dir", str(tmp_path), "--pack-dir", str(PACKS), "--packs", "chores,ledger"]
-    done = invoke(*words, standalone_mode=False, env={"TOOLPACK_SECRET_KEY": "k" * 32})
-    assert done.exit_code == 0, (done.stderr, session_id)
-    assert "chores/dishes  1       1        1.000" in done.stdout
+    result = invoke(*words, standalone_mode=False, env={"TOOLPACK_SECRET_KEY": "k" * 32})
+    assert result.exit_code == 0, (result.stderr, session_id)
+    assert "chores/dishes  1       1        1.000" in result.stdout
 
 
 def test_prompt_comes_first_unless_the_path_has_a_message_first():
-    said = {"kind": "message", "role": "system", "content": "Be kind."}
+    system_message = {"kind": "message", "role": "system", "content": "Be kind."}
     call = {
         "kind": "call",
         "call_id": None,
@@ -309,22 +313,24 @@ def test_prompt_comes_first_unless_the_path_has_a_message_first():
     assert messages("Do it.", [], KINDS) == [{"role": "user", "content": "Do it."}]
     prompt = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
     assert messages(prompt, [call], KINDS)[:2] == prompt
-    assert messages("Do it.", [said], KINDS)[0] == {"role": "system", "content": "Be kind."}
+    assert messages("Do it.", [system_message], KINDS)[0] == {"role": "system", "content": "Be kind."}
     with_call = messages("Do it.", [assistant, call], KINDS)
     assert [message["role"] for message in with_call] == ["assistant", "tool"]
     assert with_call[0]["content"] == "I look."
     assert with_call[0]["tool_calls"][0]["function"]["name"] == "a__b"
     assert with_call[1]["content"] == '{"x": 1}'
     answer = {"kind": "answer", "answer": "I look."}
-    assert messages("Do it.", [said, assistant, answer], KINDS)[-1:] == [{"role": "assistant", "content": "I look."}]
+    assert messages("Do it.", [system_message, assistant, answer], KINDS)[-1:] == [
+        {"role": "assistant", "content": "I look."}
+    ]
 
 
 @given(st.integers(1, 7), st.data())
 def test_pass_rates_for_k_equal_those_over_all_choices(count, data):
-    passed = data.draw(st.integers(0, count))
+    passed_count = data.draw(st.integers(0, count))
     k = data.draw(st.integers(1, count))
-    rollouts = [True] * passed + [False] * (count - passed)
+    rollouts = [True] * passed_count + [False] * (count - passed_count)
     choices = list(itertools.combinations(rollouts, k))
-    rate = Rate("t", count, passed, 0.0)
+    rate = Rate("t", count, passed_count, 0.0)
     assert pass_all(rate, k) == pytest.approx(sum(map(all, choices)) / len(choices))
     assert pass_any(rate, k) == pytest.approx(sum(map(any, choices)) / len(choices))

@@ -1,4 +1,4 @@
-"""Tasks: the reward of a session follows from its whole path since the root session, and agents can't evaluate."""
+"""Tasks: the reward of a session follows from its whole path, including parent sessions. Agents can't evaluate."""
 
 import contextlib
 import json
@@ -54,13 +54,13 @@ def isolated():
 
 @pytest.fixture(params=["quick", "isolated"])
 def anywhere(request):
-    """A server that runs toolpacks' code in threads, and one that runs it in other processes."""
+    """Return a server that runs toolpacks' code in threads, or a server that runs it in executors."""
     return request.getfixturevalue(request.param)
 
 
-def begin(bench, task="chores/dishes", **more):
+def begin(bench, task="chores/dishes", **params):
     """Create a session with a task. Return its id and its agent's key."""
-    session = bench.rpc("create_session", task=task, **more)
+    session = bench.rpc("create_session", task=task, **params)
     assert session["task"] == task
     return session["session_id"], session["agent_path"].removeprefix("/agents/")
 
@@ -69,8 +69,8 @@ def agent(bench, key, method="run_function", **params):
     return bench.rpc(method, agent_key=key, **params)
 
 
-def verdict(bench, session_id, **more):
-    return bench.rpc("evaluate_session", session_id=session_id, **more)
+def verdict(bench, session_id, **params):
+    return bench.rpc("evaluate_session", session_id=session_id, **params)
 
 
 # The list of tasks
@@ -193,10 +193,10 @@ def test_task_name_must_be_unique():
 
 
 def test_bundle_of_a_fork_has_consistent_progress():
-    shown = {"kind": "call", "function": "look", "by": "agent", "index": 0, "version": 0, "nested": [{}]}
+    record = {"kind": "call", "function": "look", "by": "agent", "index": 0, "version": 0, "nested": [{}]}
     with pytest.raises(InvalidParamsError, match="Record 0 of the bundle has a progress that disagrees"):
-        ProgressChecker(began_as_fork=True).add(CallKind(), shown, {"progress": [1, None]})
-    ProgressChecker(began_as_fork=True).add(CallKind(), shown, {"progress": [2, None]})
+        ProgressChecker(began_as_fork=True).add(CallKind(), record, {"progress": [1, None]})
+    ProgressChecker(began_as_fork=True).add(CallKind(), record, {"progress": [2, None]})
 
 
 # Sessions with a task
@@ -267,8 +267,8 @@ def nested(function, **args):
 
 def test_nested_calls_of_an_agent_count_towards_max_calls(anywhere):
     session_id, key = begin(anywhere)
-    two = {"chore": nested("look"), "more": nested("look"), "most": nested("look")}
-    error = agent(anywhere, key, function="do", kwargs=two)["error"]
+    chores_twice = {"chore": nested("look"), "more": nested("look"), "most": nested("look")}
+    error = agent(anywhere, key, function="do", kwargs=chores_twice)["error"]
     assert error == (
         "ValidationError: With its nested calls this counts as 4 calls; 3 of the task's 3 are left: nest fewer."
     )
@@ -307,10 +307,10 @@ def test_evaluator_sees_nested_calls_in_any_process(anywhere):
 
 def test_call_ids_of_agents_and_clients_are_separate(bench):
     session_id, key = begin(bench, ttl_seconds=60)
-    rest, do = {"function": "rest", "call_id": "c"}, {"function": "do", "kwargs": DO, "call_id": "d"}
-    assert bench.rpc("run_function", session_id=session_id, **rest)["error"] is None
-    assert agent(bench, key, **rest)["error"].startswith("ToolNotFoundError: The requested function `rest`")
-    assert agent(bench, key, **do) == agent(bench, key, **do) == {"result": 1, "error": None}
+    rest_call, do_call = {"function": "rest", "call_id": "c"}, {"function": "do", "kwargs": DO, "call_id": "d"}
+    assert bench.rpc("run_function", session_id=session_id, **rest_call)["error"] is None
+    assert agent(bench, key, **rest_call)["error"].startswith("ToolNotFoundError: The requested function `rest`")
+    assert agent(bench, key, **do_call) == agent(bench, key, **do_call) == {"result": 1, "error": None}
     other = {"function": "do", "kwargs": {"chore": "laundry"}, "call_id": "d"}
     refused(-32009, agent, bench, key, **other)
     assert bench.rpc("run_function", session_id=session_id, **other)["error"] is None
@@ -323,7 +323,7 @@ def test_call_ids_of_agents_and_clients_are_separate(bench):
     moved = bench.rpc("import_bundle", bundle=bench.rpc("export_bundle", session_id=session_id)["bundle"])
     key = moved["agent_path"].removeprefix("/agents/")
     before = bench.rpc("get_trace", session_id=moved["session_id"])
-    assert agent(bench, key, **do)["result"] == 1
+    assert agent(bench, key, **do_call)["result"] == 1
     assert bench.rpc("run_function", session_id=moved["session_id"], **other)["result"] == 1
     assert bench.rpc("get_trace", session_id=moved["session_id"]) == before
 
@@ -360,9 +360,9 @@ def test_answer_ends_the_agents_part_once_per_path(bench):
 
 def test_message_is_recorded_once_per_call_id(bench):
     session_id, _ = begin(bench)
-    said = {"session_id": session_id, "role": "assistant", "content": "I begin.", "call_id": "m"}
-    assert bench.rpc("add_message", **said) is bench.rpc("add_message", **said) is True
-    refused(-32009, bench.rpc, "add_message", **(said | {"content": "I end."}))
+    message = {"session_id": session_id, "role": "assistant", "content": "I begin.", "call_id": "m"}
+    assert bench.rpc("add_message", **message) is bench.rpc("add_message", **message) is True
+    refused(-32009, bench.rpc, "add_message", **(message | {"content": "I end."}))
     (record,) = bench.rpc("get_trace", session_id=session_id)
     assert {name: record[name] for name in ("kind", "role", "content", "call_id", "version")} == {
         "kind": "message", "role": "assistant", "content": "I begin.", "call_id": "m", "version": 0,
@@ -428,12 +428,12 @@ def test_mcp_agent_gets_its_prompt_as_prompt_and_instructions(endpoint, era):
     greeting = mcp.send(era, begin_with).json()["result"]
     assert greeting["instructions"] == prompt
     assert greeting["capabilities"].keys() - {"extensions"} == {"tools", "prompts"}
-    listed = mcp.send(era, "prompts/list").json()["result"]
-    assert listed["prompts"] == PROMPTS
-    assert ("ttlMs" in listed) is (era == mcp_endpoint.MODERN)
-    got = mcp.send(era, "prompts/get", name="task").json()["result"]
-    assert got["description"] == PROMPTS[0]["description"]
-    assert got["messages"] == [{"role": "user", "content": {"type": "text", "text": prompt}}]
+    prompts = mcp.send(era, "prompts/list").json()["result"]
+    assert prompts["prompts"] == PROMPTS
+    assert ("ttlMs" in prompts) is (era == mcp_endpoint.MODERN)
+    prompt_reply = mcp.send(era, "prompts/get", name="task").json()["result"]
+    assert prompt_reply["description"] == PROMPTS[0]["description"]
+    assert prompt_reply["messages"] == [{"role": "user", "content": {"type": "text", "text": prompt}}]
     wrong = mcp_endpoint.refusal(mcp.send(era, "prompts/get", name="other"), 200, -32602)
     assert wrong["message"] == "Invalid params: There is no such prompt: the only one is 'task'."
     mcp_endpoint.refusal(mcp.send(era, "prompts/list", cursor="2"), 200, -32602)
@@ -474,12 +474,12 @@ def test_replayed_session_is_at_the_same_point_of_its_task(bench, bundled):
     else:
         replay = bench.rpc("replay_session", session_id=session_id)
     assert (replay["replayed"], replay["complete"], replay.get("diverged")) == (5, True, None)
-    again = replay["session"]
-    assert again["task"] == "chores/dishes"
-    task = agent(bench, again["agent_path"].removeprefix("/agents/"), "get_task")
+    replayed = replay["session"]
+    assert replayed["task"] == "chores/dishes"
+    task = agent(bench, replayed["agent_path"].removeprefix("/agents/"), "get_task")
     assert task == agent(bench, key, "get_task") == task | {"calls": 2, "done": True}
-    assert verdict(bench, again["session_id"]) == verdict(bench, session_id)
-    paths = [bench.rpc("get_trace", session_id=each, path=True) for each in (session_id, again["session_id"])]
+    assert verdict(bench, replayed["session_id"]) == verdict(bench, session_id)
+    paths = [bench.rpc("get_trace", session_id=each, path=True) for each in (session_id, replayed["session_id"])]
     kinds = [[(record["kind"], record.get("by"), record["version"]) for record in path] for path in paths]
     assert kinds[0] == kinds[1]
     assert [record["path_index"] for record in paths[1]] == [0, 1, 2, 3, 4]
@@ -806,7 +806,7 @@ def test_stored_size_of_a_fork_does_not_grow_with_its_past(quick):
 @settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_calls_and_answer_always_follow_from_the_path(data):
-    """This holds for any agent, client, fork, reset and closed session."""
+    """Agents and clients make random calls, forks, resets and answers, and close sessions."""
     bench = Bench(CATALOG)
     session_id, key = begin(bench, "chores/looks")
     sessions = [(session_id, key)]
@@ -950,7 +950,7 @@ def test_record_kind_determines_what_an_evaluator_sees(own):
     kinds = RecordKinds({kind.name: kind() for kind in (HintKind, RetryKind, GivingUpKind)})
     call = {"function": "add", "kwargs": {"amount": 1}, "result": 1, "error": None, "by": "agent"}
     path = [{"kind": "hint", "hint": "look"}, {"kind": "retry", **call}, {"kind": "giving_up"}, {"kind": "unknown"}]
-    records = [seen_record(PathRecord({**shown, "version": 3}, own=own), kinds) for shown in path]
+    records = [seen_record(PathRecord({**record, "version": 3}, own=own), kinds) for record in path]
     assert [each.version for each in records] == [3 if own else None] * 4
     assert [each.message for each in records] == [{"role": "user", "content": "Hint: look"}, None, None, None]
     assert [each.call for each in records] == [None, call, None, None]

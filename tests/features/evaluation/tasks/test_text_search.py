@@ -1,4 +1,7 @@
-"""The function `says`: it finds whole numbers with their sign and whole words, in any spelling."""
+"""The function `says` of evaluators: it finds numbers and words in an answer, in any spelling.
+
+A number or a word inside a longer one doesn't count.
+"""
 
 import datetime as dt
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Invalid verdicts: a verdict without evidence about the agent is marked as invalid. It doesn't count as reward 0."""
+"""Invalid verdicts: a verdict that says nothing about the agent is marked as invalid, and doesn't count as reward 0."""
 
 import time
 
@@ -15,7 +15,7 @@ pack = Toolpack("shaky", TaskEnvironment)
 def spin(seconds: float) -> str:
     """Take some time.
 
-    :param seconds: How much.
+    :param seconds: The time.
     """
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
@@ -49,8 +49,8 @@ def begin(bench, task, **labels):
     return session["session_id"], session["agent_path"].removeprefix("/agents/")
 
 
-def evaluate(bench, session_id, **more):
-    return bench.rpc("evaluate_session", session_id=session_id, raise_on_error=False, **more)
+def evaluate(bench, session_id, **params):
+    return bench.rpc("evaluate_session", session_id=session_id, raise_on_error=False, **params)
 
 
 def test_reward_of_a_valid_rollout_is_valid(bench):

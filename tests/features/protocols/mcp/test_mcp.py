@@ -28,22 +28,22 @@ def server():
 # The methods of each era
 
 
-@pytest.mark.parametrize("asked", LEGACY)
-def test_initialize_answers_the_requested_legacy_version(mcp, asked):
-    reply = mcp.legacy("initialize", protocolVersion=asked, capabilities={}, clientInfo={"name": "x", "version": "1"})
+@pytest.mark.parametrize("version", LEGACY)
+def test_initialize_answers_the_requested_legacy_version(mcp, version):
+    reply = mcp.legacy("initialize", protocolVersion=version, capabilities={}, clientInfo={"name": "x", "version": "1"})
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "application/json"
     assert "mcp-session-id" not in reply.headers
     info = json.dumps(INFO, separators=(",", ":"))
     assert reply.text == (
-        f'{{"jsonrpc":"2.0","id":7,"result":{{"protocolVersion":"{asked}","capabilities":{{"tools":{{}}}},'
+        f'{{"jsonrpc":"2.0","id":7,"result":{{"protocolVersion":"{version}","capabilities":{{"tools":{{}}}},'
         f'"serverInfo":{info}}}}}'
     )
 
 
-@pytest.mark.parametrize("asked", [MODERN, "2031-01-01", None, 5, ["2025-06-18"]])
-def test_initialize_answers_the_newest_legacy_version_otherwise(mcp, asked):
-    reply = mcp.legacy("initialize", protocolVersion=asked)
+@pytest.mark.parametrize("version", [MODERN, "2031-01-01", None, 5, ["2025-06-18"]])
+def test_initialize_answers_the_newest_legacy_version_otherwise(mcp, version):
+    reply = mcp.legacy("initialize", protocolVersion=version)
     assert reply.json()["result"]["protocolVersion"] == "2025-11-25"
 
 
@@ -134,10 +134,10 @@ def test_results_of_all_kinds(mcp, era):
 
     result_body = "This is a simple text response for testing."
     assert result("test_simple_text") == {"content": text(result_body), "isError": False}
-    counted = {"counts": [3]}
+    structured = {"counts": [3]}
     assert result("count", number=3) == {
         "content": text('{"counts":[3]}'),
-        "structuredContent": counted,
+        "structuredContent": structured,
         "isError": False,
     }
     error = "RuntimeError: This tool intentionally returns an error for testing"
@@ -151,12 +151,12 @@ def test_results_of_all_kinds(mcp, era):
     assert result("test_audio_content")["content"][0]["mimeType"] == "audio/wav"
 
 
-@pytest.mark.parametrize("given", [None, 17, 1.5, True, [1, "two"], "", 'say "hi"\n', {"a": None}, {}])
-def test_any_value_is_sent_as_text_and_objects_also_as_structure(mcp, given):
-    result = mcp.call("2025-11-25", "echo", value=given)
-    expected = given if isinstance(given, str) else json.dumps(given, separators=(",", ":"))
+@pytest.mark.parametrize("value", [None, 17, 1.5, True, [1, "two"], "", 'say "hi"\n', {"a": None}, {}])
+def test_any_value_is_sent_as_text_and_objects_also_as_structure(mcp, value):
+    result = mcp.call("2025-11-25", "echo", value=value)
+    expected = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     assert result["content"] == [{"type": "text", "text": expected}]
-    assert result.get("structuredContent") == (given if isinstance(given, dict) else None)
+    assert result.get("structuredContent") == (value if isinstance(value, dict) else None)
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -206,12 +206,12 @@ def test_content_blocks_are_returned_unchanged(mcp, block):
     assert mcp.call(MODERN, "note_content", blocks=[block])["content"] == [block]
 
 
-@pytest.mark.parametrize(("block", "place"), BAD, ids=lambda value: json.dumps(value)[:60])
-def test_invalid_content_block_fails_and_changes_nothing(mcp, block, place):
+@pytest.mark.parametrize(("block", "location"), BAD, ids=lambda value: json.dumps(value)[:60])
+def test_invalid_content_block_fails_and_changes_nothing(mcp, block, location):
     result = mcp.call(MODERN, "note_content", blocks=[block])
     assert result["isError"] is True
     assert result["content"][0]["text"].startswith(
-        f"ResultError: the function is annotated -> Content, but {place} isn't an MCP content block: "
+        f"ResultError: the function is annotated -> Content, but {location} isn't an MCP content block: "
     )
     assert mcp.counts() == []
 
@@ -421,11 +421,11 @@ def test_version_header_alone_makes_a_request_modern(mcp):
     assert "io.modelcontextprotocol/protocolVersion" in error["message"]
 
 
-@pytest.mark.parametrize("asked", ["1999-01-01", "", *LEGACY])
-def test_modern_request_of_an_unknown_version_gets_a_list(mcp, asked):
-    meta = {"io.modelcontextprotocol/protocolVersion": asked}
-    error = refusal(mcp.modern("nonsense", {"MCP-Protocol-Version": asked}, meta), 400, -32022)
-    assert error["data"] == {"supported": VERSIONS, "requested": asked}
+@pytest.mark.parametrize("version", ["1999-01-01", "", *LEGACY])
+def test_modern_request_of_an_unknown_version_gets_a_list(mcp, version):
+    meta = {"io.modelcontextprotocol/protocolVersion": version}
+    error = refusal(mcp.modern("nonsense", {"MCP-Protocol-Version": version}, meta), 400, -32022)
+    assert error["data"] == {"supported": VERSIONS, "requested": version}
 
 
 def test_legacy_request_of_an_unknown_version_gets_a_list(mcp):

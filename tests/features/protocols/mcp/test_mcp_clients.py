@@ -16,7 +16,7 @@ import pytest
 import server_process
 from patience import PATIENCE
 
-TOOLS = 10  # at least, in the toolpacks
+TOOLS = 10  # the toolpacks have at least so many tools
 BY_HEADER = "?task=bank/save-300"
 BY_NAME = "?task=bank/save-300&session=mine"
 
@@ -125,14 +125,14 @@ def test_client_keeps_its_world(tmp_path, client):
         assert asyncio.run(use(url, [1, 2])) == ["1", "3"]
         assert asyncio.run(use(url, [3])) == ["6"]  # another connection
         assert asyncio.run(use(url, [4, 5], restart)) == ["10", "15"]  # The server restarts after each call.
-        again = restart()
-        records = again.rpc("get_trace", session_id=session["session_id"])
+        restarted_url = restart()
+        records = restarted_url.rpc("get_trace", session_id=session["session_id"])
     assert [(record["function"], record["kwargs"]["amount"]) for record in records] == [
         ("add", amount) for amount in (1, 2, 3, 4, 5)
     ]
 
 
-@pytest.mark.filterwarnings("default")  # of the client's
+@pytest.mark.filterwarnings("default")  # warnings of the client
 def test_fastmcp_polls_a_long_call_that_happens_once(tmp_path):
     mcp_clients.imported("fastmcp_tasks")  # with it, FastMCP's client accepts handles
 
@@ -144,7 +144,7 @@ def test_fastmcp_polls_a_long_call_that_happens_once(tmp_path):
         assert asyncio.run(use(f"{served.url}/mcp?packs=conformance&session=mine")) == "computed once in 1.5 s"
         (session,) = served.rpc("list_sessions", labels={"mcp": "mine"})
         (record,) = served.rpc("get_trace", session_id=session["session_id"])
-    assert len(record["call_id"]) == 32  # the server's, as the client gives none
+    assert len(record["call_id"]) == 32  # the server's call_id, because the client sends none
 
 
 BY_ADDRESS = [
@@ -155,7 +155,7 @@ BY_ADDRESS = [
 
 @pytest.mark.filterwarnings("default")  # warnings of the clients
 @pytest.mark.parametrize(
-    ("client", "query"), BY_ADDRESS, ids=lambda given: given if isinstance(given, str) else given.__name__
+    ("client", "query"), BY_ADDRESS, ids=lambda param: param if isinstance(param, str) else param.__name__
 )
 def test_client_plays_a_task_by_its_address_alone(tmp_path, client, query):
     async def play(url, between):
@@ -175,9 +175,9 @@ def test_client_plays_a_task_by_its_address_alone(tmp_path, client, query):
             return stack.enter_context(server_process.served(tmp_path, "--workers", "2", "--port", port))
 
         asyncio.run(play(f"{served.url}/mcp{query}", restart))
-        again = restart()
-        (session,) = again.rpc("list_sessions")
-        assert again.rpc("evaluate_session", session_id=session["session_id"])["reward"] == 1.0
+        restarted_url = restart()
+        (session,) = restarted_url.rpc("list_sessions")
+        assert restarted_url.rpc("evaluate_session", session_id=session["session_id"])["reward"] == 1.0
 
 
 @contextlib.asynccontextmanager
@@ -222,18 +222,18 @@ async def in_a_session_of_its_own(address, name, episode, kill, start):
 
 async def in_a_session_of_a_name(address, name, episode, kill, start):
     """Play in the session that the address names. If a client fails, maybe during a call, another one continues."""
-    restarts, left, deadline = [], steps(episode), time.monotonic() + PATIENCE
-    while left:
-        assert time.monotonic() < deadline, left
+    restarts, remaining, deadline = [], steps(episode), time.monotonic() + PATIENCE
+    while remaining:
+        assert time.monotonic() < deadline, remaining
         with contextlib.suppress(Exception):  # any error of a client whose server is down
             async with knows_calls(f"{address}&session={name}", name) as call:
-                while left:
-                    number, (function, kwargs) = left[0]
+                while remaining:
+                    number, (function, kwargs) = remaining[0]
                     if is_amid(episode, number) and not restarts:
                         restarts.append(threading.Thread(target=lambda: (kill(), start())))
                         restarts[0].start()
                     await call(function, kwargs, str(number))
-                    del left[0]
+                    del remaining[0]
     for thread in restarts:
         await asyncio.to_thread(thread.join, PATIENCE)
 

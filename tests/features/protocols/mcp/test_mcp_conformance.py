@@ -28,7 +28,7 @@ for (const number of [1, 2]) {
 }
 """
 
-# A client of the extension for tasks, which calls a tool and polls. It leaves it to its host how requests are sent.
+# A client of the extension for tasks, which calls a tool and polls. Its host defines how requests are sent.
 EXT_TASKS = """
 import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
 import { createTaskSessionFromClient, resultFromTaskOutcome } from "@modelcontextprotocol/ext-tasks/client";
@@ -83,13 +83,14 @@ def test_conformance_suite_passes_except_listed_failures(packages, mcp, tmp_path
     node, modules = packages
     suite = modules / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
     url = f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"
-    listed = FOLDER / f"{revision}.yml"
+    expected_failures = FOLDER / f"{revision}.yml"
     output = run(
-        [node, suite, "server", "--url", url, "--requirements", revision, "--expected-failures", listed], tmp_path
+        [node, suite, "server", "--url", url, "--requirements", revision, "--expected-failures", expected_failures],
+        tmp_path,
     )
-    passed = re.findall(r"✓ ([\w-]+): [1-9]\d* passed, 0 failed", output)
+    passed_scenarios = re.findall(r"✓ ([\w-]+): [1-9]\d* passed, 0 failed", output)
     assert {"tools-list", "tools-call-simple-text", "tools-call-with-progress", "dns-rebinding-protection"} <= set(
-        passed
+        passed_scenarios
     )
 
 
@@ -97,8 +98,8 @@ def test_client_of_the_extension_for_tasks_polls_a_long_call(packages, mcp):
     node, modules = packages
     script = modules.parent / "tasks.mjs"
     script.write_text(EXT_TASKS)
-    told = run([node, script, f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"], modules.parent)
-    assert json.loads(told) == ["computed once in 1.5 s", ["tools/call", "tasks/get"]]
+    output = run([node, script, f"http://127.0.0.1:{mcp.endpoint.port}{mcp.path}"], modules.parent)
+    assert json.loads(output) == ["computed once in 1.5 s", ["tools/call", "tasks/get"]]
     assert len(mcp.rpc("get_trace")) == 1
 
 

@@ -1,4 +1,4 @@
-"""Handles of long calls on two servers of one Redis, which are killed: each call is committed at most once."""
+"""Handles of long calls, while the two servers on one Redis are killed: each call is committed at most once."""
 
 import contextlib
 import random
@@ -88,19 +88,19 @@ def interleave(servers, seed):
                     else:
                         poll(call_id, handle)
     deadline = time.monotonic() + PATIENCE
-    left = [*handles, *handles]  # each is asked twice after its end
-    while left:
-        assert time.monotonic() < deadline, left
+    remaining = [*handles, *handles]  # each handle is polled twice after the end of its call
+    while remaining:
+        assert time.monotonic() < deadline, remaining
         with contextlib.suppress(*AWAY):
-            if poll(*left[-1]):
-                left.pop()
+            if poll(*remaining[-1]):
+                remaining.pop()
                 continue
         time.sleep(0.1)
     return session["session_id"], ends
 
 
 def check(servers, session_id, ends):
-    """Compare a session's trace and world with all that its client was answered."""
+    """Compare a session's trace and world with all answers that its client got."""
     records = servers.rpc("get_trace", session_id=session_id)
     by_id = {record["call_id"]: record for record in records}
     assert len(by_id) == len(records), records
@@ -117,7 +117,7 @@ def check(servers, session_id, ends):
 
 
 def run(folder, count, seed):
-    """Try so many random interleavings. Return how many calls ended in each way, and the number of kills."""
+    """Try `count` random interleavings. Return how many calls ended in each way, and the number of kills."""
     with contextlib.ExitStack() as stack:
         redis_folder = folder / "redis"
         redis_folder.mkdir()

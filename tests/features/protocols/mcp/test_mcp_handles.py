@@ -1,4 +1,4 @@
-"""Handles of long calls: MCP's extension for tasks, in which the server stores nothing."""
+"""Handles of long calls: MCP's extension for tasks. The server stores no handle, because a handle's id has the call."""
 
 import contextlib
 import sys
@@ -68,10 +68,10 @@ def test_long_call_is_answered_with_a_handle_and_polled(mcp, client):
                 "complete",
                 {k: v for k, v in handle.items() if k != "resultType"},
             )
-        again = client.call("count_and_wait", "mine", number=1, gate="polled")  # the same call
+        second_handle = client.call("count_and_wait", "mine", number=1, gate="polled")  # the same call
     ended = end_of(client, handle)
     assert (ended["resultType"], ended["status"]) == ("complete", "completed")
-    assert end_of(client, again)["result"] == ended["result"]
+    assert end_of(client, second_handle)["result"] == ended["result"]
     repeated = mcp.call(MODERN, "count_and_wait", _meta={CALL_ID: "mine"}, number=1, gate="polled")
     assert ended["result"] == {key: value for key, value in repeated.items() if key != "_meta"}
     assert [client.get(handle) for _ in range(2)] == [ended] * 2
@@ -82,7 +82,7 @@ def test_long_call_is_answered_with_a_handle_and_polled(mcp, client):
 
 
 def result_of(client, answer):
-    """Return the result of a call, whether it was answered with it or with a handle."""
+    """Return the result of a call from its answer, which is the result or a handle to poll."""
     return answer if answer["resultType"] == "complete" else end_of(client, answer)["result"]
 
 
@@ -156,7 +156,7 @@ VALUES = st.recursive(
 
 
 @given(TEXTS, TEXTS, st.dictionaries(TEXTS, VALUES, max_size=3), st.integers(0, 2**45), st.data())
-def test_id_gives_the_call_back_and_no_other_id_is_valid(call_id, function, arguments, created_at, data):
+def test_handle_id_contains_its_call_and_other_ids_are_invalid(call_id, function, arguments, created_at, data):
     ids, session = HandleIds(b"a key"), SimpleNamespace(agent_key="key")
     handle = Handle(call_id, function, dumps(arguments), created_at)
     handle_id = ids.create(session, "agent", handle.packed)
@@ -263,7 +263,7 @@ def test_bytes_of_a_call_count_until_its_end(mcp, client):
     wait_until(lambda: in_flight.total == 0, "the end of the call")
 
 
-def test_update_does_nothing(client):
+def test_tasks_update_is_accepted_and_changes_nothing(client):
     with running(client, "updated") as handle:
         assert client.ask("tasks/update", taskId=handle["taskId"], inputResponses={"x": {}})["resultType"] == "complete"
         assert client.get(handle)["status"] == "working"
@@ -307,8 +307,8 @@ def test_cancelled_call_counts_and_keeps_a_verdict_valid(tmp_path, monkeypatch):
             assert end_of(client, handle)["status"] == "cancelled"
         over = result_of(client, client.call("boil", seconds=0))
         assert over["content"][0]["text"].startswith("EpisodeOverError: all 2 calls of the task are used")
-        answered = client.call("submit_answer", answer="Done.")
-        assert answered["content"][0]["text"] == "The answer has been submitted."
+        submitted = client.call("submit_answer", answer="Done.")
+        assert submitted["content"][0]["text"] == "The answer has been submitted."
         verdict = tasks.rpc("evaluate_session", session_id=session["session_id"])
         assert (verdict["valid"], verdict["passed"]) == (True, True)
 
@@ -324,21 +324,23 @@ def test_call_of_a_killed_server_happens_once(tmp_path):
         served = stack.enter_context(server_process.served(tmp_path, *PACKS))
         session = served.rpc("create_session")
         client = HandleClient(served.http, session["mcp_path"])
-        done = result_of(client, client.call("count", number=1))
-        assert done["structuredContent"] == {"counts": [1]}
+        result = result_of(client, client.call("count", number=1))
+        assert result["structuredContent"] == {"counts": [1]}
         handle = client.call("slow_compute", "once", seconds=1)
         cancelled = client.call("slow_compute", seconds=2)
         assert {handle["status"], cancelled["status"]} == {"working"}
         served.kill()
-        again = stack.enter_context(server_process.served(tmp_path, *PACKS))
-        client = HandleClient(again.http, session["mcp_path"])  # another process with the same ids
+        restarted = stack.enter_context(server_process.served(tmp_path, *PACKS))
+        client = HandleClient(restarted.http, session["mcp_path"])  # another process with the same ids
         client.cancel(cancelled)
         ended = end_of(client, handle)
         assert ended["result"]["content"][0]["text"] == "computed  in 1 s"
         assert end_of(client, cancelled)["status"] == "cancelled"
-        assert again.rpc("get_environment", session_id=session["session_id"], pointer="/conformance/tally/counts") == [
+        assert restarted.rpc(
+            "get_environment", session_id=session["session_id"], pointer="/conformance/tally/counts"
+        ) == [
             1,
             1,
         ]
-        records = again.rpc("get_trace", session_id=session["session_id"])
+        records = restarted.rpc("get_trace", session_id=session["session_id"])
     assert sorted(record.get("failure") or "ok" for record in records) == ["cancelled", "ok", "ok"]

@@ -1,4 +1,4 @@
-"""Long MCP calls: keep-alive signs in an event stream, and clients that disconnect."""
+"""Long MCP calls: the answer is an event stream with keep-alive comments, and a client may disconnect."""
 
 import contextlib
 import json
@@ -188,7 +188,7 @@ def test_legacy_client_that_disconnects_cancels_nothing(mcp):
         mcp.post({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
         with client(mcp, "tools/call", MODERN, name="count", arguments={"number": 9}) as later:
             assert b"text/event-stream" in later.recv(65536)
-        # This client left after the legacy one. Once the server has noticed it, it has noticed both.
+        # The modern client leaves after the legacy client, so when the server has noticed it, it has noticed both.
         wait_until(lambda: sessions(mcp).load()[0] == 0, "the end of the queue")
     wait_until(mcp.counts, "the end of the call")
     assert [(record["function"], record["error"]) for record in mcp.rpc("get_trace")] == [("count_and_wait", None)]
@@ -198,7 +198,7 @@ def test_client_that_half_closes_gets_its_answer(mcp):
     with hold_call(mcp, "half", MODERN) as connection:
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(65536)
-        assert connection.recv(65536)  # Keep-alive signs continue.
+        assert connection.recv(65536)  # Keep-alive comments continue.
         conformance.gates["half"].set()
         assert b'"text":"1"' in read_to_end(connection)
     assert mcp.counts() == [1]

@@ -1,4 +1,4 @@
-"""`/mcp`, where the first message of a client creates its session: its owner, its continuation, its end, and errors."""
+"""`/mcp`: the first message of a client creates its session. The session's owner, continuation, end, and errors."""
 
 from datetime import datetime, timedelta
 
@@ -16,7 +16,7 @@ CLIENT = {"protocolVersion": LEGACY[0], "capabilities": {}, "clientInfo": {"name
 
 
 class Door:
-    """A client of MCP that knows one address and maybe an owner's token."""
+    """An MCP client that knows one address, and optionally an owner's token."""
 
     def __init__(self, endpoint, query="", token=None):
         self.http, self.path = endpoint.http, f"/mcp{query}"
@@ -24,8 +24,8 @@ class Door:
         self.session = None
 
     def send(self, verb, message=None, **headers):
-        sent = {**self.headers, **({"Mcp-Session-Id": self.session} if self.session else {}), **headers}
-        return self.http.request(verb, self.path, json=message, headers=sent)
+        all_headers = {**self.headers, **({"Mcp-Session-Id": self.session} if self.session else {}), **headers}
+        return self.http.request(verb, self.path, json=message, headers=all_headers)
 
     def post(self, method, /, _headers=(), **params):
         message = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
@@ -37,8 +37,8 @@ class Door:
             headers["Mcp-Name"] = params["name"]
         return self.post(method, headers, _meta=META, **params)
 
-    def begin(self, **more):
-        reply = self.post("initialize", **{**CLIENT, **more})
+    def begin(self, **params):
+        reply = self.post("initialize", **{**CLIENT, **params})
         assert reply.status_code == 200, reply.text
         self.session = reply.headers["mcp-session-id"]
         return reply.json()["result"]
@@ -89,19 +89,19 @@ def test_rejected_answer_can_be_repeated_with_another_text(endpoint):
     door = Door(endpoint, "?task=bank/save-300")
     door.begin()
 
-    def answered(answer, call_id):
+    def submit(answer, call_id):
         reply = door.post(
             "tools/call", name="submit_answer", arguments={"answer": answer}, _meta={"toolpack-server/call_id": call_id}
         )
         result = reply.json()["result"]
         return result["isError"], result["content"][0]["text"]
 
-    refused, text = answered("x" * 300_000, "long")
+    refused, text = submit("x" * 300_000, "long")
     assert (refused, text.split(":")[0]) == (True, "TooLargeError")
-    assert answered(3, "wrong") == (True, "ValidationError: answer: Input should be a valid string")
+    assert submit(3, "wrong") == (True, "ValidationError: answer: Input should be a valid string")
     accepted = (False, "The answer has been submitted.")
-    assert [answered("Done.", "a"), answered("Done.", "a")] == [accepted, accepted]
-    assert answered("Done.", "b")[1].startswith("AnsweredError: Another answer was submitted before")
+    assert [submit("Done.", "a"), submit("Done.", "a")] == [accepted, accepted]
+    assert submit("Done.", "b")[1].startswith("AnsweredError: Another answer was submitted before")
 
 
 def test_initialize_creates_a_session_once_per_call_id(endpoint):
@@ -120,7 +120,7 @@ def test_initialize_creates_a_session_once_per_call_id(endpoint):
     assert paths >= {f"/mcp/{door.session}" for door in doors}
 
 
-def test_delete_evaluates_only_what_its_agent_did(endpoint):
+def test_delete_evaluates_only_sessions_with_acts_of_their_agent(endpoint):
     for method in ("tools/list", "prompts/get"):
         idle = Door(endpoint, "?task=bank/save-300")
         idle.begin(clientInfo={"name": "idle"})
@@ -153,9 +153,9 @@ def test_session_with_only_initialize_expires_in_a_minute(endpoint, method):
     door.begin(clientInfo={"name": name})
     expires_at, created_at = expiry(endpoint, name)
     assert expires_at <= created_at + 61
-    (listed,) = endpoint.rpc("list_sessions", labels={"mcp": name})
-    shown = datetime.fromisoformat(listed["expires_at"]) - datetime.fromisoformat(listed["created_at"])
-    assert shown <= timedelta(seconds=61)
+    (summary,) = endpoint.rpc("list_sessions", labels={"mcp": name})
+    lifetime = datetime.fromisoformat(summary["expires_at"]) - datetime.fromisoformat(summary["created_at"])
+    assert lifetime <= timedelta(seconds=61)
     message = {"jsonrpc": "2.0", "method": method, "params": {"name": "get_balance"}}
     assert door.send("POST", message if method.startswith("n") else {**message, "id": 1}).status_code in {200, 202}
     assert expiry(endpoint, name)[0] > created_at + 3600
@@ -217,8 +217,8 @@ def test_named_session_serves_both_eras(endpoint):
     door = Door(endpoint, "?packs=ledger&session=mine")
     called = door.modern("tools/call", name="add", arguments={"amount": 1}).json()["result"]
     assert called["content"][0]["text"] == "1"
-    begun = door.post("initialize", **CLIENT)
-    assert "mcp-session-id" not in begun.headers
+    initialized = door.post("initialize", **CLIENT)
+    assert "mcp-session-id" not in initialized.headers
     assert door.call("add", amount=2) == "3"
     assert MODERN in door.modern("server/discover").json()["result"]["supportedVersions"]
     (session,) = endpoint.rpc("list_sessions", labels={"mcp": "mine"})

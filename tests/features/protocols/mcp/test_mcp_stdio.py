@@ -114,8 +114,8 @@ class Client:
 
     def end(self):
         """End the input. Return the exit status, and the remaining output and log."""
-        rest, printed = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, rest, printed
+        remaining_output, printed = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, remaining_output, printed
 
 
 @contextlib.contextmanager
@@ -157,8 +157,8 @@ def test_client_of_each_era_lists_and_calls_tools():
         assert client.call("get_balance")["content"][0]["text"] == "1800.00"
         assert client.ask("tools/call", name="nothing")["error"]["code"] == -32602
         assert client.ask("resources/list", MODERN)["error"]["code"] == -32601
-        status, rest, _ = client.end()
-    assert (status, rest) == (0, b"")
+        status, remaining_output, _ = client.end()
+    assert (status, remaining_output) == (0, b"")
 
 
 def test_session_has_all_toolpacks_but_opt_in_or_the_named_ones(packs):
@@ -187,8 +187,8 @@ def test_seed_option_creates_a_seeded_session():
 def test_output_of_functions_never_reaches_the_client(packs):
     with launch(*packs) as client:
         assert client.call("shout", text="a stray line")["content"][0]["text"] == "''b''"
-        status, rest, printed = client.end()
-    assert (status, rest) == (0, b"")
+        status, remaining_output, printed = client.end()
+    assert (status, remaining_output) == (0, b"")
     assert printed.count(b"a stray line") == 4
     assert b"printed on import" in printed
     assert b'"function":"shout"' in printed  # the log
@@ -210,8 +210,8 @@ def test_invalid_line_is_answered_without_an_id():
             assert (reply["id"], reply["error"]["code"]) == (None, code), line[:50]
         assert client.ask("ping")["result"] == {}
         client.write('{"jsonrpc":"2.0","id":"last","method":"ping"}\r')  # no line break at the end
-        _, rest, _ = client.end()
-    assert json.loads(rest) == {"jsonrpc": "2.0", "id": "last", "result": {}}
+        _, remaining_output, _ = client.end()
+    assert json.loads(remaining_output) == {"jsonrpc": "2.0", "id": "last", "result": {}}
 
 
 def wait_for_start(path):
@@ -224,7 +224,7 @@ def test_requests_run_in_parallel_and_calls_in_order(packs, tmp_path):
         first = client.send("tools/call", name="wait_for", arguments={"path": str(path), "text": "first"})
         wait_for_start(path)
         second = client.send("tools/call", MODERN, name="wait_for", arguments={"path": str(path), "text": "second"})
-        assert client.ask("tools/list")["result"]["tools"]  # while the first call runs
+        assert client.ask("tools/list")["result"]["tools"]  # the first call is still running
         path.touch()
         answers = [client.read(), client.read()]
     assert [answer["id"] for answer in answers] == [first, second]
@@ -250,14 +250,14 @@ def test_cancelled_request_is_not_answered(packs, tmp_path, era):
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
 def test_session_continues_at_once_after_a_cancelled_request(packs, tmp_path, era):
-    pipe, there = tmp_path / "pipe", tmp_path / "there"
+    pipe, started = tmp_path / "pipe", tmp_path / "there"
     os.mkfifo(pipe)
-    there.touch()
+    started.touch()
     with launch(*packs) as client:
         running = client.send("tools/call", era, name="read", arguments={"path": str(pipe)})
         wait_for_start(pipe)
         client.send("notifications/cancelled", era, notify=True, requestId=running)
-        assert client.call("wait_for", era, path=str(there))["content"][0]["text"] == "done"
+        assert client.call("wait_for", era, path=str(started))["content"][0]["text"] == "done"
         pipe.write_text("")  # The first call can end only now.
 
 
@@ -281,9 +281,9 @@ def test_running_call_is_finished_after_the_end_of_input(packs, tmp_path):
         wait_for_start(path)
         client.process.stdin.close()
         path.touch()
-        rest = client.process.stdout.read()
+        remaining_output = client.process.stdout.read()
         assert client.process.wait(PATIENCE) == 0
-    assert json.loads(rest)["result"]["content"][0]["text"] == "done"
+    assert json.loads(remaining_output)["result"]["content"][0]["text"] == "done"
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
@@ -294,9 +294,9 @@ def test_endless_call_is_abandoned_at_the_end(packs, tmp_path, number):
         wait_for_start(path)
         if number is not None:
             client.process.send_signal(number)
-        status, rest, _ = client.end()
+        status, remaining_output, _ = client.end()
     assert status == 0
-    assert json.loads(rest)["error"]["code"] == -33006
+    assert json.loads(remaining_output)["error"]["code"] == -33006
 
 
 def test_process_ends_when_its_client_is_gone(packs):
@@ -323,9 +323,9 @@ def test_process_ends_when_its_client_is_gone(packs):
 )
 def test_failed_start_prints_the_reason_to_stderr(arguments, why):
     with launch(*arguments) as client:
-        status, rest, printed = client.end()
+        status, remaining_output, printed = client.end()
     assert status != 0
-    assert rest == b""
+    assert remaining_output == b""
     assert why in printed
     assert b"Traceback" not in printed
 
@@ -376,8 +376,8 @@ def test_messages_are_forwarded_to_a_session_on_a_server(mcp, era):
                 assert client.ask("initialize", protocolVersion=LEGACY)["result"]["protocolVersion"] == LEGACY
                 client.send("notifications/initialized", notify=True)
             assert len(client.ask("tools/list", era)["result"]["tools"]) > 5
-            counted = client.call("count", era, number=number)
-            assert counted["structuredContent"] == {"counts": [1, 2][:number]}
+            counts = client.call("count", era, number=number)
+            assert counts["structuredContent"] == {"counts": [1, 2][:number]}
             assert client.ask("tools/call", era, name="nothing", arguments={})["error"]["code"] == -32602
             assert client.ask("nonsense", era)["error"]["code"] == -32601
             client.write("no JSON\n")
@@ -417,8 +417,8 @@ def test_prompt_of_a_task_is_forwarded(era):
             first = client.ask("server/discover" if era == MODERN else "initialize", era)["result"]
             assert first["instructions"] == prompt_text
             assert [prompt["name"] for prompt in client.ask("prompts/list", era)["result"]["prompts"]] == ["task"]
-            (said,) = client.ask("prompts/get", era, name="task")["result"]["messages"]
-            assert said["content"]["text"] == prompt_text
+            (prompt_message,) = client.ask("prompts/get", era, name="task")["result"]["messages"]
+            assert prompt_message["content"]["text"] == prompt_text
 
 
 def test_call_during_an_outage_is_retried_and_runs_once(tmp_path):
@@ -429,10 +429,10 @@ def test_call_during_an_outage_is_retried_and_runs_once(tmp_path):
             assert client.call("add", amount=1)["content"][0]["text"] == "1"
             served.kill()
             number = client.send("tools/call", name="add", arguments={"amount": 2})
-            with server_process.served(tmp_path, "--port", port) as again:
+            with server_process.served(tmp_path, "--port", port) as restarted:
                 answer = client.read()
                 assert (answer["id"], answer["result"]["content"][0]["text"]) == (number, "3")
-                records = again.rpc("get_trace", session_id=session["session_id"])
+                records = restarted.rpc("get_trace", session_id=session["session_id"])
     assert [record["kwargs"]["amount"] for record in records] == [1, 2]
     assert None not in {record.get("call_id") for record in records}
 
@@ -466,7 +466,7 @@ def test_progress_and_cancellation_are_forwarded(mcp):
 
 
 class Impostor:
-    """A fake server with scripted answers, which stores the requests that it gets.
+    """A fake server with scripted answers. It stores the requests that it gets.
 
     Args:
         answers: One function per request, which gets the handler and the request, and writes the response. The last
@@ -549,8 +549,8 @@ def forward_call(url, monkeypatch, max_bytes=1000):
 
 @pytest.mark.parametrize("kind", ["application/json", STREAM])
 def test_temporary_rejection_is_retried_with_the_same_call_id(impostor, monkeypatch, kind):
-    busy, done = reply_with(kind, error=BUSY), reply_with(kind, result={"content": []})
-    server = impostor(busy, busy, done)
+    busy, success = reply_with(kind, error=BUSY), reply_with(kind, result={"content": []})
+    server = impostor(busy, busy, success)
     assert forward_call(server.url, monkeypatch)[0] == {"jsonrpc": "2.0", "id": 7, "result": {"content": []}}
     call_ids = {str(request["params"]["_meta"]) for request in server.requests}
     assert (len(server.requests), len(call_ids)) == (3, 1)
@@ -583,12 +583,12 @@ def test_repeated_rejection_is_returned_after_the_last_retry(impostor, monkeypat
     assert len(server.requests) == bridge.RETRIES + 1
 
 
-@pytest.mark.parametrize("given", ["7", 8, None, 7.0, True])
-def test_answer_to_another_request_is_not_forwarded(impostor, monkeypatch, given):
-    answer, _ = forward_call(impostor(reply_with(id=given, result={"secret": 1})).url, monkeypatch)
+@pytest.mark.parametrize("reply", ["7", 8, None, 7.0, True])
+def test_answer_to_another_request_is_not_forwarded(impostor, monkeypatch, reply):
+    answer, _ = forward_call(impostor(reply_with(id=reply, result={"secret": 1})).url, monkeypatch)
     assert (answer["id"], answer["error"]["code"]) == (7, -32603)
     assert "secret" not in str(answer)
-    other = b'data: {"jsonrpc": "2.0", "id": %b, "result": 1}\n\n' % json.dumps(given).encode()
+    other = b'data: {"jsonrpc": "2.0", "id": %b, "result": 1}\n\n' % json.dumps(reply).encode()
     mine = b'data: {"jsonrpc": "2.0", "id": 7, "result": 2}\n\n'
     assert forward_call(impostor(forever(other, mine)).url, monkeypatch)[0]["result"] == 2
 
@@ -618,9 +618,9 @@ def test_endless_event_stream_does_not_keep_the_process_alive(impostor):
     with launch("--url", server.url, TOOLPACK_DRAIN_SECONDS="0.1") as client:
         number = client.send("tools/call", name="f", arguments={})
         client.read()
-        status, rest, printed = client.end()
+        status, remaining_output, printed = client.end()
     assert (status, printed) == (0, b"")
-    (last,) = map(json.loads, rest.splitlines())
+    (last,) = map(json.loads, remaining_output.splitlines())
     assert last["id"] == number
     assert "The input ended" in last["error"]["message"]
 

@@ -25,10 +25,10 @@ def send_all(sink, data):
 @pytest.mark.parametrize(("line", "runs"), [(REQUEST, True), (b"{}", False), (b"", False)])
 def test_flood_of_lines_is_read_up_to_a_limit(line, runs):
     (source, theirs), (reads, sink) = os.pipe(), os.pipe()
-    taken, written = [], []
+    lines_read, answers = [], []
 
-    async def read(line):
-        taken.append(line)
+    async def take(line):
+        lines_read.append(line)
         return read_message(loads(line or b"{}"))
 
     async def converse():
@@ -39,23 +39,23 @@ def test_flood_of_lines_is_read_up_to_a_limit(line, runs):
             return b"x"
 
         writer = LineWriter(sink)
-        conversation = StdioConversation(LineReader(source, 1000), writer, read, answer, tells_progress=False)
+        conversation = StdioConversation(LineReader(source, 1000), writer, take, answer, tells_progress=False)
         holding = asyncio.ensure_future(conversation.hold(1, lambda: None))
-        await asyncio.to_thread(wait_until, lambda: len(taken) >= MAX_UNANSWERED, "the limit")
+        await asyncio.to_thread(wait_until, lambda: len(lines_read) >= MAX_UNANSWERED, "the limit")
         await asyncio.sleep(0.1)
-        left = len(taken) - MAX_UNANSWERED  # lines that were already in the pipe buffer
+        buffered = len(lines_read) - MAX_UNANSWERED  # lines that were already in the pipe buffer
         end.set()
         threading.Thread(target=drain, daemon=True).start()
         await holding
-        return left
+        return buffered
 
     def drain():
         while data := os.read(reads, 65536):
-            written.append(data)
+            answers.append(data)
 
     sending = threading.Thread(target=send_all, args=(theirs, (line + b"\n") * 5000), daemon=True)
     sending.start()
-    left = asyncio.run(converse())
+    buffered = asyncio.run(converse())
     os.close(sink)
-    assert len(taken) == 5000
-    assert left <= (0 if runs else 2000)
+    assert len(lines_read) == 5000
+    assert buffered <= (0 if runs else 2000)

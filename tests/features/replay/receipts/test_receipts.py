@@ -1,6 +1,6 @@
-"""Receipts: a file proves a score, because any reader can run its sessions again.
+"""Receipts: files that prove a score, because any reader can run their sessions again.
 
-Forged receipts are rejected or differ.
+A forged receipt is rejected, or running it again shows a difference.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ TASKS = ("bank/save-300", "bank/pay-dentist")
 SEEDS = {"seed": "first", "clock": "2026-03-02T09:30:00Z"}
 
 
-def play(server, **more):
-    """Play each task twice: by its solution, and without its calls. The calls have ids, as those of a client do."""
+def play(server, **options):
+    """Play each task twice: by its solution, and without any call. The calls have call_ids, as the client's have."""
     for task in TASKS:
         for number in range(2):
             labels = {"run": "first", "rollout": str(number)}
-            session = server.rpc("create_session", task=task, labels=labels, **more)
+            session = server.rpc("create_session", task=task, labels=labels, **options)
             session_id = session["session_id"]
             solution = server.rpc("get_solution", session_id=session_id)
             server.rpc("add_message", session_id=session_id, role="assistant", content="I look.", metadata={"n": 1})
@@ -67,7 +67,7 @@ def write_receipt(server, folder):
 
 @pytest.fixture(scope="module")
 def valid_receipt(tmp_path_factory):
-    """A receipt whose server and data no longer exist."""
+    """Return a receipt. Its server and the server's data no longer exist."""
     folder, data = tmp_path_factory.mktemp("receipt"), tmp_path_factory.mktemp("server")
     with server_process.served(data) as server:
         play(server)
@@ -121,18 +121,18 @@ def test_verify_prints_json_and_writes_an_html_page(valid_receipt, tmp_path):
     report = json.loads(ended.stdout)
     assert (report["equal"], report["key"], len(report["sessions"])) == (True, valid_receipt.json["key"], 4)
     assert [each["verdict"]["passed"] for each in report["sessions"]] == [True, False, True, False]
-    said = f"4 of 4 sessions are equal to those in the receipt with key {report['key']}."
-    assert said in (tmp_path / "page.html").read_text()
+    message = f"4 of 4 sessions are equal to those in the receipt with key {report['key']}."
+    assert message in (tmp_path / "page.html").read_text()
 
 
 def test_verification_ignores_request_limits_of_this_server(valid_receipt):
-    """A server with higher limits may have written a receipt with more of a session."""
+    """A server with higher limits may have written a receipt with larger sessions than this server accepts."""
     ended = run_here("verify", *PACKS, "--no-sandbox", valid_receipt.file, TOOLPACK_MAX_BODY_BYTES="1024")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="it is Linux's")
-def test_full_disk_for_the_page_is_no_difference(valid_receipt):
+def test_full_disk_for_the_page_is_not_a_difference(valid_receipt):
     ended = run_here("verify", *PACKS, "--no-sandbox", "--html", "/dev/full", valid_receipt.file)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "toolpack-server: No space left on device.\n"
@@ -177,14 +177,14 @@ def test_receipts_of_two_servers_differ_only_in_times_and_keys(seeds, tmp_path, 
         "PYTHONHASHSEED": "7",
         "TOOLPACK_ISOLATION": "process" if seeds else "thread",
     }
-    one = receipt_on(tmp_path / "one", "--store", redis_server.emptied(redis_url), seeds=seeds, **where)
+    first = receipt_on(tmp_path / "one", "--store", redis_server.emptied(redis_url), seeds=seeds, **where)
     where = {"TOOLPACK_ISOLATION": "process" if sys.platform == "linux" else "thread", "PYTHONHASHSEED": "11"}
     other = receipt_on(tmp_path / "other", seeds=seeds, **where)
-    assert one != other
-    texts = [canonical(unlike(json.loads(text))) for text in (one, other)]
+    assert first != other
+    texts = [canonical(unlike(json.loads(text))) for text in (first, other)]
     assert texts[0] == texts[1]
     assert (b'"state":' in texts[0]) is (seeds is not None)
-    (tmp_path / "receipt.json").write_bytes(one)
+    (tmp_path / "receipt.json").write_bytes(first)
     assert run("verify", *PACKS, tmp_path / "receipt.json").returncode == 0
 
 
@@ -210,35 +210,40 @@ def test_receipt_of_a_fork_has_its_whole_past(tmp_path, seeds):
             await call(root, amount="9.00")
             await send("reset_session", {"session_id": root, "version": 1})
             await call(root, "get_balance")
-            (one,) = await send("fork_session", {"session_id": root})
+            (fork,) = await send("fork_session", {"session_id": root})
             await call(root, amount="8.00")  # This call isn't part of the fork's past.
-            await call(one["session_id"], amount="40.00")
-            await call(one["session_id"], amount="7.00")
+            await call(fork["session_id"], amount="40.00")
+            await call(fork["session_id"], amount="7.00")
             other = {"perturbations": {"variant": "lost"}} | ({"seed": "other"} if seeds else {})
-            (two,) = await send("fork_session", {"session_id": one["session_id"], "version": 1, **other})
-            await call(two["session_id"], amount="10.00")
-            await send("submit_answer", {"answer": "Done."}, two["agent_path"])
-            listed = (await send("summarize_sessions", {"evaluate": True, "order": "-created"}))["sessions"][::-1]
-            entries_of_sessions = [await create_entry(send, each) for each in listed]
-            for each in listed:
+            (second_fork,) = await send("fork_session", {"session_id": fork["session_id"], "version": 1, **other})
+            await call(second_fork["session_id"], amount="10.00")
+            await send("submit_answer", {"answer": "Done."}, second_fork["agent_path"])
+            summaries = (await send("summarize_sessions", {"evaluate": True, "order": "-created"}))["sessions"][::-1]
+            entries_of_sessions = [await create_entry(send, each) for each in summaries]
+            for each in summaries:
                 await send("close_session", {"session_id": each["session_id"]})
-            again = [
+            reruns = [
                 await _replay_session(service, send, 0, entry, times, None) for entry, times, _ in entries_of_sessions
             ]
             last, times, _ = entries_of_sessions[-1]
             forged = last.model_copy(deep=True)
             forged.forked_from[1].records[0]["kwargs"]["amount"] = "41.00"
-            return entries_of_sessions, again, await _replay_session(service, send, 0, forged, times, None)
+            return entries_of_sessions, reruns, await _replay_session(service, send, 0, forged, times, None)
 
-    entries_of_sessions, again, forged = asyncio.run(results())
+    entries_of_sessions, reruns, forged = asyncio.run(results())
     parts = [[len(part.records) for part in entry.parts] for entry, _, _ in entries_of_sessions]
     assert parts == [[5], [4, 2], [4, 1, 2]]
     assert entries_of_sessions[-1][0].details["perturbations"]["variant"] == "lost"
     assert [entry.verdict["passed"] for entry, _, _ in entries_of_sessions] == [False, False, True]
-    assert [each["equal"] for each in again] == [True] * 3, again
-    assert [each["verdict"] for each in again] == [entry.verdict for entry, _, _ in entries_of_sessions]
-    said = forged["difference"]
-    assert (forged["equal"], said["index"], said["record"], said["what"]) == (False, 0, "move_to_savings", "result")
+    assert [each["equal"] for each in reruns] == [True] * 3, reruns
+    assert [each["verdict"] for each in reruns] == [entry.verdict for entry, _, _ in entries_of_sessions]
+    difference = forged["difference"]
+    assert (forged["equal"], difference["index"], difference["record"], difference["what"]) == (
+        False,
+        0,
+        "move_to_savings",
+        "result",
+    )
     entries = [(entry, times) for entry, times, _ in entries_of_sessions]
     key = SigningKey(tmp_path / "key")
     (tmp_path / "receipt.json").write_bytes(
@@ -249,8 +254,8 @@ def test_receipt_of_a_fork_has_its_whole_past(tmp_path, seeds):
     forks = [each for each in value["sessions"] if "forked_from" in each]
     assert len(forks) == 2
     forks[1]["forked_from"][0]["version"] = 9
-    said = "was forked at version 9, but the records before the fork don't have this version."
-    assert said in refusal(tmp_path, sign_again(value, key))
+    difference = "was forked at version 9, but the records before the fork don't have this version."
+    assert difference in refusal(tmp_path, sign_again(value, key))
 
 
 @pytest.mark.parametrize("seeds", [{}, FAMILY_SEEDS])
@@ -271,15 +276,15 @@ def test_receipt_of_a_fork_before_a_record(seeds):
             for before in (0, 1, 3):
                 (fork,) = await send("fork_session", {"session_id": root, "before": before})
                 await call(fork["session_id"], "get_savings_balance")
-            listed = (await send("summarize_sessions", {"evaluate": True, "order": "-created"}))["sessions"][::-1]
-            entries = [await create_entry(send, each) for each in listed]
-            for each in listed:
+            summaries = (await send("summarize_sessions", {"evaluate": True, "order": "-created"}))["sessions"][::-1]
+            entries = [await create_entry(send, each) for each in summaries]
+            for each in summaries:
                 await send("close_session", {"session_id": each["session_id"]})
             return entries, [await _replay_session(service, send, 0, *entry[:2], None) for entry in entries]
 
-    entries, again = asyncio.run(results())
+    entries, reruns = asyncio.run(results())
     assert [[len(part.records) for part in entry.parts] for entry, _, _ in entries] == [[4], [0, 1], [1, 1], [3, 1]]
-    assert [each["equal"] for each in again] == [True] * 4, again
+    assert [each["equal"] for each in reruns] == [True] * 4, reruns
 
 
 def test_fork_with_an_unreadable_parent_is_rejected(tmp_path):
@@ -348,7 +353,7 @@ def test_missing_cut_or_foreign_signature_is_rejected(valid_receipt, tmp_path):
 @pytest.mark.parametrize("sign", [0, 0x80])
 @pytest.mark.parametrize("point", sorted(keys._SMALL_ORDER), ids=bytes.hex)
 def test_key_of_small_order_is_rejected(point, sign):
-    """With R = A and S = 0 anyone can sign some texts, and a library may accept that."""
+    """With such a key A, R = A and S = 0 are a valid signature of some texts, and a library may accept it."""
     key = point[:-1] + bytes([point[-1] | sign])
     for first in keys._SMALL_ORDER:
         signature = first.hex() + "00" * 32
@@ -356,7 +361,7 @@ def test_key_of_small_order_is_rejected(point, sign):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"", "isn't a receipt: it isn't JSON."),
         (b"{", "isn't a receipt: it isn't JSON."),
@@ -371,8 +376,8 @@ def test_key_of_small_order_is_rejected(point, sign):
     ],
     ids=["empty", "cut", "bytes", "number", "format", "nested", "deep", "digits", "values", "bytes-too-many"],
 )  # fmt: skip
-def test_file_that_is_no_receipt_is_rejected(text, said, tmp_path):
-    assert refusal(tmp_path, text) == said
+def test_file_that_is_no_receipt_is_rejected(text, message, tmp_path):
+    assert refusal(tmp_path, text) == message
 
 
 def test_receipt_must_be_canonical_byte_for_byte(valid_receipt, tmp_path):
@@ -406,7 +411,7 @@ def other_task(value):
     value["sessions"][0]["verdict"]["task"] = "bank/another"
 
 
-def more(value):
+def with_extra_member(value):
     value["sessions"][0]["script"] = "x"
 
 
@@ -423,7 +428,7 @@ def other_time(value):
 
 
 @pytest.mark.parametrize(
-    ("forge", "said"),
+    ("forge", "message"),
     [
         (no_time, "isn't a valid receipt, at times.made."),
         (other_time, "isn't a valid receipt, at times.sessions.0.0.0."),
@@ -432,29 +437,29 @@ def other_time(value):
         (nameless, "has no digest of the toolpack '../../etc/passwd' of session 0."),
         (no_times, "doesn't have a time for each record of its sessions."),
         (other_task, "has a verdict on another task, or of no toolpack."),
-        (more, "isn't a valid receipt, at sessions.0.script."),
+        (with_extra_member, "isn't a valid receipt, at sessions.0.script."),
         (negative, "isn't a valid receipt, at times.sessions.0.0.1."),
     ],
 )
-def test_validly_signed_receipt_must_be_consistent(valid_receipt, tmp_path, forge, said):
+def test_validly_signed_receipt_must_be_consistent(valid_receipt, tmp_path, forge, message):
     value = copy.deepcopy(valid_receipt.json)
     forge(value)
-    assert said in refusal(tmp_path, sign_again(value, SigningKey(tmp_path / "key")))
+    assert message in refusal(tmp_path, sign_again(value, SigningKey(tmp_path / "key")))
 
 
 @given(st.data())
 def test_any_changed_byte_is_detected(valid_receipt, tmp_path_factory, data):
     text = bytearray(valid_receipt.text)
-    place = data.draw(st.integers(0, len(text) - 1))
+    position = data.draw(st.integers(0, len(text) - 1))
     match data.draw(st.sampled_from(["flip", "insert", "delete", "cut"])):
         case "flip":
-            text[place] ^= data.draw(st.integers(1, 255))
+            text[position] ^= data.draw(st.integers(1, 255))
         case "insert":
-            text.insert(place, data.draw(st.integers(0, 255)))
+            text.insert(position, data.draw(st.integers(0, 255)))
         case "delete":
-            del text[place]
+            del text[position]
         case "cut":
-            del text[place:]
+            del text[position:]
     file = tmp_path_factory.getbasetemp() / "changed.json"
     file.write_bytes(text)
     if bytes(text) != valid_receipt.text:
@@ -526,19 +531,19 @@ def test_server_imports_nothing_of_receipts():
 
 
 @pytest.fixture(scope="module")
-def again(valid_receipt):
-    """A function that runs the first session of a receipt again in this process, in threads, and returns the result."""
+def rerun(valid_receipt):
+    """Yield a function that runs the first session of a receipt again in threads of this process."""
     loop, service = asyncio.new_event_loop(), Service(memory_settings((server_process.serving.PACKS,), "bank"))
     send, times = local(service, Caller()), valid_receipt.json["times"]["sessions"][0]
 
-    async def found(entry):
+    async def result_of(entry):
         try:
             return await _replay_session(service, send, 0, receipts.ReceiptEntry.model_validate(entry), times, None)
         finally:
             await send("close_session", {"labels": valid_receipt.json["sessions"][0]["labels"]})
 
     with contextlib.closing(loop):
-        yield lambda entry: loop.run_until_complete(found(entry))
+        yield lambda entry: loop.run_until_complete(result_of(entry))
 
 
 def leaves(value, path=()):
@@ -554,9 +559,9 @@ INPUTS = {"labels", "kwargs", "answer", "content", "role", "metadata", "by"}
 
 
 @given(data=st.data())
-def test_every_output_is_compared_even_if_a_forger_signs(valid_receipt, again, data):
+def test_every_output_is_compared_even_if_a_forger_signs(valid_receipt, rerun, data):
     entry = copy.deepcopy(valid_receipt.json["sessions"][0])
-    assert again(entry)["equal"]
+    assert rerun(entry)["equal"]
     path = data.draw(st.sampled_from([each for each in leaves(entry) if INPUTS.isdisjoint(each)]))
     holder = entry
     for step in path[:-1]:
@@ -564,8 +569,8 @@ def test_every_output_is_compared_even_if_a_forger_signs(valid_receipt, again, d
     was = holder[path[-1]]
     values = st.none() | st.booleans() | st.integers(0, 9) | st.text(max_size=3) | st.just({}) | st.just([])
     holder[path[-1]] = data.draw(values.filter(lambda new: canonical(new) != canonical(was)))
-    with contextlib.suppress(ValueError, ReceiptRefusedError):  # It is malformed, or can't run.
-        assert not again(entry)["equal"], path
+    with contextlib.suppress(ValueError, ReceiptRefusedError):  # The changed entry is malformed, or can't run.
+        assert not rerun(entry)["equal"], path
 
 
 def test_unknown_option_of_a_newer_version_is_reported(valid_receipt, tmp_path):
@@ -588,9 +593,13 @@ def test_first_different_call_is_reported(valid_receipt, tmp_path):
     assert ended.returncode == 1
     report = json.loads(ended.stdout)
     (differs,) = [each for each in report["sessions"] if not each["equal"]]
-    said = differs["difference"]
-    assert (said["index"], said["record"], said["what"]) == (call["index"], "move_to_savings", "result")
-    assert ('"-300.00"' in said["recorded"], '"-299.00"' in said["replayed"]) == (True, True)
+    difference = differs["difference"]
+    assert (difference["index"], difference["record"], difference["what"]) == (
+        call["index"],
+        "move_to_savings",
+        "result",
+    )
+    assert ('"-300.00"' in difference["recorded"], '"-299.00"' in difference["replayed"]) == (True, True)
     text = run_here("verify", *PACKS, "--no-sandbox", tmp_path / "r.json").stdout
     assert f"  record {call['index']}, move_to_savings: its result was " in text
     assert "it has no seed and no clock" in text
@@ -630,7 +639,7 @@ def now() -> float:
 def test_host_failures_are_accepted_and_unseeded_clocks_differ(tmp_path):
     (tmp_path / "wild.py").write_text(WILD)
 
-    async def played(send, *functions):
+    async def play_calls(send, *functions):
         session = await send("create_session", {"task": TASKS[0], "toolpacks": ["wild"]})
         for function in functions:
             await send("run_function", {"function": function}, session["agent_path"])
@@ -646,7 +655,7 @@ def test_host_failures_are_accepted_and_unseeded_clocks_differ(tmp_path):
         service = Service(memory_settings((tmp_path,), "wild,bank", isolation="process"))
         send = local(service, Caller())
         async with service.running():
-            played_sessions = [await played(send, "die", "stay", "get_balance"), await played(send, "now")]
+            played_sessions = [await play_calls(send, "die", "stay", "get_balance"), await play_calls(send, "now")]
             return played_sessions[0][0], [
                 await _replay_session(service, send, 0, *each, None) for each in played_sessions
             ]

@@ -10,7 +10,7 @@ from toolpack_server.stores.memory import MemoryStore
 from toolpack_server.testing.store_contract import *  # noqa: F403 - the tests
 from toolpack_server.wiring.stores import open_store
 
-# Nearly all blobs of the contract are outside then. A blob with a one-letter id isn't: no object can have that name.
+# Then nearly all blobs of the contract are objects. A blob with an id of one letter isn't: no object can have its name.
 MIN_BYTES = 1
 
 

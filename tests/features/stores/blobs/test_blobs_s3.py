@@ -31,9 +31,9 @@ class Faults:
     """The faults that the proxy injects into requests for objects.
 
     Attributes:
-        unavailable: The number of next requests that it answers with 503.
+        unavailable: The number of next requests that the proxy answers with 503.
         slow: The delay of each answer, in seconds.
-        hold: Whether it withholds the answers to writes, which S3 has processed, until the proxy is closed.
+        hold: Whether the proxy withholds S3's answers to writes until it is closed. S3 has processed these writes.
     """
 
     def __init__(self):
@@ -84,7 +84,7 @@ class Proxy(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def s3():
-    """The port of an S3 server."""
+    """Start an S3 server, and yield its port."""
     port = redis_server.free_port()
     command = [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -138,42 +138,42 @@ def objects_in(proxy, tmp_path):
 
 def test_object_store_faults_cause_rejections_or_delays(proxy, variables, tmp_path):
     with served(tmp_path, **variables) as server:
-        kept = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
-        assert server.call(kept, "add", amount=1)["result"] == 1
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        assert server.call(session_id, "add", amount=1)["result"] == 1
         proxy.faults.unavailable = 3  # fewer than the number of retries
-        assert server.call(kept, "add", amount=2)["result"] == 3
+        assert server.call(session_id, "add", amount=2)["result"] == 3
         assert proxy.faults.refused == 3
         proxy.faults.slow = 0.5
-        assert server.call(kept, "add", amount=3)["result"] == 6
+        assert server.call(session_id, "add", amount=3)["result"] == 6
         proxy.faults.slow = 0.0
         proxy.faults.unavailable = 10**9
-        error = refused(-32006, server.call, kept, "add", {"call_id": "again"}, amount=4)
+        error = refused(-32006, server.call, session_id, "add", {"call_id": "again"}, amount=4)
         assert "object store can't be used now" in error.message
-        assert server.call(kept, "total")["result"] == 6  # This worker has the blobs in its cache.
+        assert server.call(session_id, "total")["result"] == 6  # This worker has the blobs in its cache.
         proxy.faults.unavailable = 0
-        assert server.call(kept, "add", {"call_id": "again"}, amount=4)["result"] == 10
-        assert server.rpc("close_session", session_id=kept)
+        assert server.call(session_id, "add", {"call_id": "again"}, amount=4)["result"] == 10
+        assert server.rpc("close_session", session_id=session_id)
         wait_until(lambda: len(objects_in(proxy, tmp_path)) <= 1, "deletion")  # The initial environment may remain.
         # Many deletions in one request.
-        assert any(seen.startswith("POST") and "delete" in seen for seen in proxy.faults.seen)
+        assert any(request.startswith("POST") and "delete" in request for request in proxy.faults.seen)
 
 
 def test_kill_between_upload_and_commit_loses_nothing(proxy, variables, tmp_path):
     with served(tmp_path, **variables) as server:
-        kept = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
-        assert server.call(kept, "add", amount=1)["result"] == 1
+        session_id = server.rpc("create_session", toolpacks=["ledger"])["session_id"]
+        assert server.call(session_id, "add", amount=1)["result"] == 1
         proxy.faults.hold = True
         with ThreadPoolExecutor(1) as thread:
-            lost = thread.submit(server.call, kept, "add", {"call_id": "lost"}, amount=2)
+            unanswered = thread.submit(server.call, session_id, "add", {"call_id": "lost"}, amount=2)
             assert proxy.faults.held.wait(PATIENCE)
             server.kill()
-            assert lost.exception(PATIENCE) is not None
+            assert unanswered.exception(PATIENCE) is not None
     proxy.faults.hold = False
     proxy.faults.closed.set()
     with served(tmp_path, **variables) as server:
-        assert server.call(kept, "total")["result"] == 1
-        assert server.call(kept, "add", {"call_id": "lost"}, amount=2)["result"] == 3
-        assert server.call(kept, "add", {"call_id": "lost"}, amount=2)["result"] == 3
+        assert server.call(session_id, "total")["result"] == 1
+        assert server.call(session_id, "add", {"call_id": "lost"}, amount=2)["result"] == 3
+        assert server.call(session_id, "add", {"call_id": "lost"}, amount=2)["result"] == 3
         server.kill()
     output = run("blobs", "--check", "--data-dir", tmp_path, **variables).stdout
     assert re.fullmatch(r"4 named, 0 missing, 1 unnamed\n", output), output  # 3 versions of a part, 1 of another
@@ -182,8 +182,8 @@ def test_kill_between_upload_and_commit_loses_nothing(proxy, variables, tmp_path
 def test_two_workers_on_redis_share_one_bucket(variables, tmp_path, redis_url, request):
     url = redis_server.emptied(redis_url)
     request.addfinalizer(lambda: redis_server.emptied(url))  # Other tests expect no blobs outside.
-    more = {**variables, "TOOLPACK_SECRET_KEY": "k" * 32}
-    with served(tmp_path, "--workers", "2", "--store", url, **more) as server:
+    shared = {**variables, "TOOLPACK_SECRET_KEY": "k" * 32}
+    with served(tmp_path, "--workers", "2", "--store", url, **shared) as server:
         sessions = [server.rpc("create_session", toolpacks=["ledger"])["session_id"] for _ in range(8)]
         with ThreadPoolExecutor(8) as threads:
             for amount in range(1, 6):
@@ -196,5 +196,5 @@ def test_two_workers_on_redis_share_one_bucket(variables, tmp_path, redis_url, r
         assert len(bodies) == 2 + 8 * 5  # All sessions share their initial blobs.
         assert all(body.startswith(b"\0outside:") for body in bodies)
         stored.close()
-        output = run("blobs", "--check", "--store", url, **more).stdout
+        output = run("blobs", "--check", "--store", url, **shared).stdout
         assert re.match(r"42 named, 0 missing, ", output), output

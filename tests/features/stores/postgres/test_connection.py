@@ -8,7 +8,7 @@ from toolpack_server.features.stores.postgres.connection import PostgresConnecti
 
 
 class Ended(BaseException):
-    """Ends a request at any point. No error of a store is of this type."""
+    """Exception that ends a request at any point. It isn't an error of a store."""
 
 
 def ask(connections, number):

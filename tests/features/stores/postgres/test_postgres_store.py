@@ -54,35 +54,35 @@ def test_deleted_sessions_leave_no_rows_in_postgres(store, url):
 
 
 def test_text_may_contain_the_character_nul(store):
-    kept = session(owner="a\0b", labels={"n\0": "\0", "plain": "1"})
-    store.create([kept], {"bank": "b"}, {"b": b"x"})
-    assert store.commit([commit(kept, 0, call_id="c\0")]) == [True]
-    assert store.record_of_call(kept.id, "c\0").call_id == "c\0"
-    assert (store.get("\0"), store.find_agent("\0"), store.record_of_call(kept.id, "c")) == (None, None, None)
-    assert [each for each, _ in store.list(SessionQuery("a\0b", {"n\0": "\0"}, "", 9))] == [kept]
+    stored = session(owner="a\0b", labels={"n\0": "\0", "plain": "1"})
+    store.create([stored], {"bank": "b"}, {"b": b"x"})
+    assert store.commit([commit(stored, 0, call_id="c\0")]) == [True]
+    assert store.record_of_call(stored.id, "c\0").call_id == "c\0"
+    assert (store.get("\0"), store.find_agent("\0"), store.record_of_call(stored.id, "c")) == (None, None, None)
+    assert [each for each, _ in store.list(SessionQuery("a\0b", {"n\0": "\0"}, "", 9))] == [stored]
     assert store.list(SessionQuery(None, {}, "\0", 9, parent="\0")) == []
 
 
 def test_commit_is_applied_once_despite_killed_connections(store, url):
-    kept = session()
-    store.create([kept], {"bank": "b"}, {"b": b"x"})
-    done = threading.Event()
+    stored = session()
+    store.create([stored], {"bank": "b"}, {"b": b"x"})
+    finished = threading.Event()
 
     def end():
         ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'toolpack-server'"
-        while not done.wait(random.uniform(0.001, 0.05)):
+        while not finished.wait(random.uniform(0.001, 0.05)):
             postgres_server.ask(url, ended)
 
     ender = threading.Thread(target=end)
     ender.start()
     try:
         for index in range(100):
-            assert store.commit([change(kept, index, f"b{index}", call_id=f"c{index}")]) == [True]
+            assert store.commit([change(stored, index, f"b{index}", call_id=f"c{index}")]) == [True]
     finally:
-        done.set()
+        finished.set()
         ender.join()
-    assert [record.index for record in store.records(kept.id, -1, 1000)] == list(range(100))
-    delete(store, [kept.id])
+    assert [record.index for record in store.records(stored.id, -1, 1000)] == list(range(100))
+    delete(store, [stored.id])
     assert rows(url) == [0] * len(TABLES)
 
 
@@ -107,11 +107,11 @@ def test_concurrent_deletions_of_families_leave_no_rows(store, url):
 def test_blobs_are_consistent_under_concurrent_use_and_deletion(store, url):
     def use(_):
         for _ in range(15):
-            kept = session(owner="b")
-            store.create([kept], {"bank": "shared", "mail": "other"}, {"shared": b"s", "other": b"o"})
+            stored = session(owner="b")
+            store.create([stored], {"bank": "shared", "mail": "other"}, {"shared": b"s", "other": b"o"})
             assert store.blobs(["shared", "other"]) == {"shared": b"s", "other": b"o"}
-            assert store.commit([commit(kept, 0, parts={"bank": "other"})]) == [True]
-            assert store.delete([kept.id]) == [kept.id]
+            assert store.commit([commit(stored, 0, parts={"bank": "other"})]) == [True]
+            assert store.delete([stored.id]) == [stored.id]
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(use, range(4)))
@@ -122,8 +122,8 @@ def test_paused_postgres_is_waited_for_until_a_timeout(monkeypatch):
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
     with postgres_server.start(*postgres_server.UNSAFE) as server, contextlib.closing(open_store(server.url)) as store:
-        kept = session()
-        store.create([kept], {"bank": "b"}, {"b": b"x"})
+        stored = session()
+        store.create([stored], {"bank": "b"}, {"b": b"x"})
         processes = server.processes()
 
         def send(number):
@@ -133,21 +133,21 @@ def test_paused_postgres_is_waited_for_until_a_timeout(monkeypatch):
         send(signal.SIGSTOP)
         wake = threading.Timer(0.4, send, [signal.SIGCONT])
         wake.start()
-        assert store.commit([change(kept, 0, "b0", call_id="c")]) == [True]
+        assert store.commit([change(stored, 0, "b0", call_id="c")]) == [True]
         wake.join()
-        assert store.get(kept.id)[1] == Head(0, 1, {"bank": "b0"}, 0, record_id(kept, 0))
+        assert store.get(stored.id)[1] == Head(0, 1, {"bank": "b0"}, 0, record_id(stored, 0))
         processes = server.processes()
         with monkeypatch.context() as impatient:
             impatient.setattr(connection, "GIVE_UP_SECONDS", 0.3)
             send(signal.SIGSTOP)
             with pytest.raises(OverloadedError, match="can't be reached"):
-                store.commit([change(kept, 1, "b1")])
+                store.commit([change(stored, 1, "b1")])
             with pytest.raises(OverloadedError):
                 store.ping()
             send(signal.SIGCONT)
         # The outcome of the commit that timed out is unknown. A repetition stores it once.
-        assert store.commit([change(kept, 1, "b1")]) == [True]
-        assert store.get(kept.id)[1].index == 1
+        assert store.commit([change(stored, 1, "b1")]) == [True]
+        assert store.get(stored.id)[1].index == 1
     with pytest.raises(SettingsError, match="can't be used"):
         open_store(server.url)
 
@@ -201,9 +201,9 @@ def test_connecting_to_a_silent_host_blocks_no_other_thread():
 def test_silent_host_of_several_is_skipped_after_a_timeout(url, monkeypatch):
     monkeypatch.setattr("toolpack_server.features.stores.postgres.hosts.CONNECT_SECONDS", 0.2)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        begin, _, rest = url.rpartition("@")
+        begin, _, address = url.rpartition("@")
         hosts = f"postgresql://{begin.removeprefix('postgresql://')}{'@' if begin else ''}127.0.0.1:"
-        several = f"{hosts}{listening.getsockname()[1]},{rest.removeprefix('postgresql://')}"
+        several = f"{hosts}{listening.getsockname()[1]},{address.removeprefix('postgresql://')}"
         with contextlib.closing(open_store(several)) as store:
             store.ping()
 
@@ -246,8 +246,8 @@ def test_read_only_postgres_stops_the_start(url, monkeypatch):
 
 
 def test_full_disk_changes_nothing_and_allows_deletions(store, url):
-    kept = session()
-    store.create([kept], {"bank": "b"}, {"b": b"x"})
+    stored = session()
+    store.create([stored], {"bank": "b"}, {"b": b"x"})
     # The error of Postgres without disk space, for a row that the test chooses.
     postgres_server.ask(
         url,
@@ -256,17 +256,17 @@ def test_full_disk_changes_nothing_and_allows_deletions(store, url):
         "CREATE TRIGGER refuse BEFORE INSERT ON toolpack.records FOR EACH ROW EXECUTE FUNCTION toolpack.refuse()",
     )
     with pytest.raises(OverloadedError, match=r"could not extend file\); nothing was changed"):
-        store.commit([change(kept, 0, "b1")])
-    assert store.get(kept.id)[1].index == -1
-    assert delete(store, [kept.id]) == [kept.id]
+        store.commit([change(stored, 0, "b1")])
+    assert store.get(stored.id)[1].index == -1
+    assert delete(store, [stored.id]) == [stored.id]
     assert rows(url) == [0] * len(TABLES)
 
 
 def test_commit_without_a_standby_is_never_acknowledged(monkeypatch):
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
     with postgres_server.start(*postgres_server.UNSAFE) as server, contextlib.closing(open_store(server.url)) as store:
-        kept = session()
-        store.create([kept], {"bank": "b"}, {"b": b"x"})
+        stored = session()
+        store.create([stored], {"bank": "b"}, {"b": b"x"})
 
         def wait_for(standby):
             postgres_server.ask(server.url, f"ALTER SYSTEM SET synchronous_standby_names = '{standby}'")
@@ -274,11 +274,11 @@ def test_commit_without_a_standby_is_never_acknowledged(monkeypatch):
             postgres_server.ask(server.url, "CHECKPOINT")  # The checkpointer reads the setting first.
 
         wait_for("nobody")
-        cancelled, done = [], threading.Event()
+        cancelled, finished = [], threading.Event()
 
         def cancel():
             waiting = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-            while not done.wait(0.02):
+            while not finished.wait(0.02):
                 cancelled.extend(postgres_server.ask(server.url, waiting))
 
         canceller = threading.Thread(target=cancel)
@@ -286,18 +286,18 @@ def test_commit_without_a_standby_is_never_acknowledged(monkeypatch):
             impatient.setattr(connection, "GIVE_UP_SECONDS", 1.0)
             canceller.start()
             with pytest.raises(OverloadedError, match="can't be reached"):
-                store.commit([change(kept, 0, "b1")])
-            done.set()
+                store.commit([change(stored, 0, "b1")])
+            finished.set()
             canceller.join()
             assert len(cancelled) > 1  # Each time Postgres reported success with a warning.
-            assert store.get(kept.id)[1].index == 0  # It is committed, but only on this machine.
+            assert store.get(stored.id)[1].index == 0  # It is committed, but only on this machine.
             impatient.setattr(connection, "ANSWER_SECONDS", 0.3)
             for index in (0, 1):
                 with pytest.raises(OverloadedError, match="can't be reached"):
-                    store.commit([change(kept, index, f"b{index + 1}")])
+                    store.commit([change(stored, index, f"b{index + 1}")])
         wait_for("")
-        assert store.commit([change(kept, 0, "b1"), change(kept, 1, "b2")]) == [True, True]
-        assert store.get(kept.id)[1].index == 1
+        assert store.commit([change(stored, 0, "b1"), change(stored, 1, "b2")]) == [True, True]
+        assert store.get(stored.id)[1].index == 1
 
 
 def test_leases_of_dead_workers_are_deleted_with_their_requests(store, url):
@@ -311,23 +311,23 @@ def test_leases_of_dead_workers_are_deleted_with_their_requests(store, url):
 
 
 def test_claim_and_read_take_one_round_trip(store, monkeypatch):
-    kept = session()
-    store.create([kept], {"bank": "b"}, {"b": b"x"})
-    store.get(kept.id)
-    claim(store, kept, "w")
+    stored = session()
+    store.create([stored], {"bank": "b"}, {"b": b"x"})
+    store.get(stored.id)
+    claim(store, stored, "w")
     connection = pytest.importorskip("toolpack_server.features.stores.postgres.connection")
-    sent = []
+    statements = []
     run = connection.PostgresConnection.run
     monkeypatch.setattr(
-        connection.PostgresConnection, "run", lambda *arguments: sent.append(arguments) or run(*arguments)
+        connection.PostgresConnection, "run", lambda *arguments: statements.append(arguments) or run(*arguments)
     )
-    store.get(kept.id)
-    assert len(sent) == 1
+    store.get(stored.id)
+    assert len(statements) == 1
     others = [session() for _ in range(5)]
     store.create(others, {"bank": "b"}, {})
-    sent.clear()
+    statements.clear()
     assert store.commit([change(each, 0, f"new {each.id}") for each in others]) == [True] * 5
-    assert len(sent) == 1
+    assert len(statements) == 1
 
 
 def test_missing_psycopg_is_an_error_with_the_install_command(monkeypatch):

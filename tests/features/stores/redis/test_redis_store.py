@@ -34,12 +34,12 @@ def test_deleted_sessions_leave_no_keys_in_redis(redis_url):
 def test_commit_is_applied_once_despite_cut_connections(redis_url):
     url = redis_server.emptied(redis_url)
     store, killer = open_store(url), open_store(url)
-    kept = session()
-    store.create([kept], {"bank": "b"}, {"b": b"x"})
-    done, may_cut = threading.Event(), threading.Semaphore(0)
+    stored = session()
+    store.create([stored], {"bank": "b"}, {"b": b"x"})
+    finished, may_cut = threading.Event(), threading.Semaphore(0)
 
     def cut():
-        while may_cut.acquire() and not done.is_set():
+        while may_cut.acquire() and not finished.is_set():
             killer._redis._client.client_kill_filter(_type="normal", skipme=True)
             time.sleep(random.random() / 200)
 
@@ -49,14 +49,14 @@ def test_commit_is_applied_once_despite_cut_connections(redis_url):
     try:
         for index in range(200):
             may_cut.release(3)  # At most three cuts per commit, so that it succeeds in time on a slow machine too.
-            kept_all.append(store.commit([change(kept, index, f"b{index}", call_id=f"c{index}")]))
+            kept_all.append(store.commit([change(stored, index, f"b{index}", call_id=f"c{index}")]))
     finally:
-        done.set()
+        finished.set()
         may_cut.release()
         cutting.join()
     assert kept_all == [[True]] * 200
-    assert store.get(kept.id)[1] == Head(199, 200, {"bank": "b199"}, 0, record_id(kept, 199))
-    store.delete([kept.id])
+    assert store.get(stored.id)[1] == Head(199, 200, {"bank": "b199"}, 0, record_id(stored, 199))
+    store.delete([stored.id])
     assert store._redis._client.keys("*blob:*") == []
     store.close()
     killer.close()
@@ -71,14 +71,14 @@ DAMAGED_FACTS = [
 @pytest.mark.parametrize("damage", [*DAMAGED_FACTS, *({each: b"x"} for each in ("version", "epoch", "recorded"))])
 def test_damaged_session_hides_no_other_and_can_be_deleted(redis_url, damage):
     with serving.Bench(store=redis_server.emptied(redis_url)) as bench, redis.Redis.from_url(redis_url) as client:
-        damaged, whole = bench.create(), bench.create(labels={"run": "1"})
+        damaged, undamaged = bench.create(), bench.create(labels={"run": "1"})
         bench.sessions.queues.cache.pop(damaged)
         if isinstance(damage, bytes):
             client.hset("toolpack:sessions", damaged, damage)
         else:
             client.hset(f"toolpack:head:{damaged}", mapping=damage)
         for query in ({}, {"labels": {"run": "1"}}, {"order": "-created"}):
-            assert [each["session_id"] for each in bench.rpc("list_sessions", **query)] == [whole]
+            assert [each["session_id"] for each in bench.rpc("list_sessions", **query)] == [undamaged]
         for method in ("get_session", "get_trace", "get_environment", "fork_session", "reset_session"):
             params = {"version": 0} if method == "reset_session" else {}
             with pytest.raises(serving.RpcError) as refused:
@@ -87,7 +87,7 @@ def test_damaged_session_hides_no_other_and_can_be_deleted(redis_url, damage):
         if isinstance(damage, bytes):
             assert bench.store.delete([damaged]) == [damaged]
             assert bench.store.count("") == bench.store.count() == 1
-        assert bench.result(whole, "add", amount=1) == 1
+        assert bench.result(undamaged, "add", amount=1) == 1
 
 
 def test_heartbeats_of_a_dead_worker_expire(redis_url):
@@ -111,31 +111,31 @@ def test_paused_redis_is_waited_for_until_a_timeout(tmp_path, monkeypatch):
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.1)
     with redis_server.start(tmp_path) as (url, process):
         store = open_store(url)
-        kept = session()
-        store.create([kept], {"bank": "b"}, {"b": b"x"})
+        stored = session()
+        store.create([stored], {"bank": "b"}, {"b": b"x"})
         os.kill(process, signal.SIGSTOP)
         wake = threading.Timer(0.4, os.kill, (process, signal.SIGCONT))
         wake.start()
-        assert store.commit([change(kept, 0, "b0", call_id="c")]) == [True]
+        assert store.commit([change(stored, 0, "b0", call_id="c")]) == [True]
         wake.join()
-        assert store.get(kept.id)[1] == Head(0, 1, {"bank": "b0"}, 0, record_id(kept, 0))
+        assert store.get(stored.id)[1] == Head(0, 1, {"bank": "b0"}, 0, record_id(stored, 0))
         with monkeypatch.context() as impatient:
             impatient.setattr(connection, "GIVE_UP_SECONDS", 0.3)
             os.kill(process, signal.SIGSTOP)
             with pytest.raises(OverloadedError, match="can't be reached"):
-                store.commit([change(kept, 1, "b1")])
+                store.commit([change(stored, 1, "b1")])
             with pytest.raises(OverloadedError):
                 store.ping()
             os.kill(process, signal.SIGCONT)
         # The outcome of the commit that timed out is unknown. A repetition stores it once.
-        assert store.commit([change(kept, 1, "b1")]) == [True]
-        assert store.get(kept.id)[1].index == 1
+        assert store.commit([change(stored, 1, "b1")]) == [True]
+        assert store.get(stored.id)[1].index == 1
         store._redis._client.config_set("maxmemory", "1")
         with pytest.raises(OverloadedError, match="store is full"):
-            store.commit([change(kept, 2, "b2")])
+            store.commit([change(stored, 2, "b2")])
         store._redis._client.config_set("maxmemory", "0")
         store._redis._client.script_flush()
-        assert store.commit([change(kept, 2, "b2")]) == [True]
+        assert store.commit([change(stored, 2, "b2")]) == [True]
         store.close()
     with pytest.raises(SettingsError, match="can't be used"):
         open_store(url)
@@ -200,10 +200,10 @@ def test_redis_with_appendfsync_always_loses_nothing_on_a_kill(tmp_path):
         os.kill(process, signal.SIGKILL)
         client.join(serving.PATIENCE)
     with redis_server.start(tmp_path, *ALWAYS) as (url, _), serving.Bench(store=url) as bench:
-        kept = [record["result"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
-        assert kept[: len(acknowledged)] == acknowledged
-        assert len(kept) <= len(acknowledged) + 1  # The answer of the last call was lost.
-        assert bench.result(session_id, "add", amount=1) == len(kept) + 1
+        results = [record["result"] for record in bench.rpc("get_trace", session_id=session_id, limit=1000)]
+        assert results[: len(acknowledged)] == acknowledged
+        assert len(results) <= len(acknowledged) + 1  # The answer of the last call was lost.
+        assert bench.result(session_id, "add", amount=1) == len(results) + 1
 
 
 @pytest.mark.parametrize("how", ["folder", "snapshot"])
@@ -221,8 +221,8 @@ def test_copy_of_redis_data_can_be_restored(tmp_path, how):
             (tmp_path / "copy").mkdir()
             shutil.copy(tmp_path / "first" / "dump.rdb", tmp_path / "copy")
         bench.result(session_id, "add", amount=1)
-    more = ALWAYS if how == "folder" else ()
-    with redis_server.start(tmp_path / "copy", *more) as (url, _), serving.Bench(store=url) as bench:
+    options = ALWAYS if how == "folder" else ()
+    with redis_server.start(tmp_path / "copy", *options) as (url, _), serving.Bench(store=url) as bench:
         assert bench.result(session_id, "add", amount=5) == 6
 
 

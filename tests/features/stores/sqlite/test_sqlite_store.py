@@ -74,23 +74,23 @@ def test_sqlite_returns_disk_space_and_its_log_stays_small(tmp_path):
 
 
 def test_sqlite_resets_its_log_while_commits_continue(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)  # SQLite's own checkpoint comes much later.
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)  # SQLite's own checkpoint would come much later.
     monkeypatch.setattr(checkpoints, "LONG_BYTES", 200_000)
     path = tmp_path / "busy.db"
     store = open_store(f"sqlite:///{path}")
-    kept, indices, sizes = session(), count(), [0]
-    store.create([kept], {}, {})
+    stored, indices, sizes = session(), count(), [0]
+    store.create([stored], {}, {})
 
     def log_is_shorter():
         index = next(indices)
         blobs = {f"b{index}": bytes(20_000)}
-        assert store.commit([commit(kept, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
+        assert store.commit([commit(stored, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
         sizes.append(store._file._log.stat().st_size)
         return sizes[-1] < sizes[-2]
 
     for _ in range(3):
         serving.wait_until(log_is_shorter, "a checkpoint")
-    assert len(store.records(kept.id, -1, 10**6)) == next(indices)
+    assert len(store.records(stored.id, -1, 10**6)) == next(indices)
     # The locks of this process still exclude others.
     script = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
     with store._file.write():
@@ -102,8 +102,8 @@ def test_sqlite_resets_its_log_while_commits_continue(tmp_path, monkeypatch):
 def test_sqlite_reuses_its_log_from_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 200_000)
     store = open_store(f"sqlite:///{tmp_path}/again.db")
-    kept, indices = session(), count()
-    store.create([kept], {}, {})
+    stored, indices = session(), count()
+    store.create([stored], {}, {})
     thread, log = store._file._checkpoints, store._file._log
     ends = [0]
     for _ in range(4):
@@ -111,13 +111,13 @@ def test_sqlite_reuses_its_log_from_the_start(tmp_path, monkeypatch):
         while not thread._is_filled(log.stat().st_size):
             index = next(indices)
             blobs = {f"b{index}": bytes(2_000)}
-            assert store.commit([commit(kept, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
+            assert store.commit([commit(stored, index, parts={"bank": f"b{index}"}, blobs=blobs)]) == [True]
         serving.wait_until(lambda: not thread._is_filled(log.stat().st_size), "the checkpoint")
         assert log.stat().st_size >= before  # The log wasn't truncated.
         ends.append(index)
     rounds = [end - start for start, end in pairwise(ends)]
     assert min(rounds) == rounds[0] > 2  # Each round fits as many commits as the first one.
-    assert len(store.records(kept.id, -1, 10**6)) == next(indices)
+    assert len(store.records(stored.id, -1, 10**6)) == next(indices)
     store.close()
 
 
@@ -133,9 +133,9 @@ def test_sqlite_close_waits_for_a_running_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 10_000)
     monkeypatch.setattr(checkpoints, "checkpoint", slow)
     store = open_store(f"sqlite:///{tmp_path}/closing.db")
-    kept = session()
-    store.create([kept], {}, {})
-    assert store.commit([commit(kept, 0, parts={"bank": "b"}, blobs={"b": bytes(50_000)})]) == [True]
+    stored = session()
+    store.create([stored], {}, {})
+    assert store.commit([commit(stored, 0, parts={"bank": "b"}, blobs={"b": bytes(50_000)})]) == [True]
     assert running.wait(serving.PATIENCE)
     closing = threading.Thread(target=store.close, daemon=True)
     closing.start()
@@ -191,9 +191,9 @@ def test_sqlite_is_locked_against_other_processes(tmp_path):
     first, second = open_store(url, exclusive=False), open_store(url, exclusive=False)
     with pytest.raises(SettingsError, match="in use"):
         open_store(url)
-    kept = session()
-    first.create([kept], {}, {})
-    assert second.get(kept.id) == (kept, Head(-1, 0, {}, 0))
+    stored = session()
+    first.create([stored], {}, {})
+    assert second.get(stored.id) == (stored, Head(-1, 0, {}, 0))
     first.close()
     second.close()
 
@@ -219,13 +219,13 @@ def test_process_that_locked_a_file_is_named(tmp_path, inherited):
 
 def test_exclusive_sqlite_resets_epochs(tmp_path):
     url = f"sqlite:///{tmp_path}/alone.db"
-    kept = session()
+    stored = session()
     store = open_store(url, exclusive=False)
-    store.create([kept], {}, {})
-    claim(store, kept, "w1")
+    store.create([stored], {}, {})
+    claim(store, stored, "w1")
     store.close()
     store = open_store(url)
-    assert store.commit([commit(kept, 0)]) == [True]
+    assert store.commit([commit(stored, 0)]) == [True]
     store.close()
 
 
@@ -267,21 +267,21 @@ def test_sqlite_waits_for_another_process_that_opens_a_new_file(tmp_path, monkey
 
 
 def test_sqlite_closes_connections_of_reads_that_end_late(tmp_path, monkeypatch):
-    connect, connections, began, closed = SqliteFile._connect, [], threading.Event(), threading.Event()
+    connect, connections, started, closed = SqliteFile._connect, [], threading.Event(), threading.Event()
 
     def connect_with_a_pause(file):
         connections.append(connect(file))
-        connections[-1].create_function("pause", 0, lambda: began.set() or closed.wait(PATIENCE))
+        connections[-1].create_function("pause", 0, lambda: started.set() or closed.wait(PATIENCE))
         return connections[-1]
 
     monkeypatch.setattr(SqliteFile, "_connect", connect_with_a_pause)
     file = SqliteFile(tmp_path / "read.db", exclusive=True)
     with ThreadPoolExecutor(1) as pool:
-        read = pool.submit(file.read, "SELECT pause()")
-        assert began.wait(PATIENCE)
+        reading = pool.submit(file.read, "SELECT pause()")
+        assert started.wait(PATIENCE)
         file.close()
         closed.set()
-        assert read.result(PATIENCE) == [(1,)]
+        assert reading.result(PATIENCE) == [(1,)]
     assert len(connections) == 2
     for connection in connections:
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):
@@ -303,9 +303,9 @@ def test_sqlite_file_is_independent_of_the_working_folder(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     store = open_store("sqlite:///relative.db")
     monkeypatch.chdir(tmp_path / "other")
-    kept = session()
-    store.create([kept], {}, {})
-    assert store.get(kept.id)[0] == kept
+    stored = session()
+    store.create([stored], {}, {})
+    assert store.get(stored.id)[0] == stored
     store.ping()
     store.close()
     assert list((tmp_path / "other").iterdir()) == []
@@ -346,22 +346,22 @@ def test_locked_sqlite_database_is_an_overloaded_error(tmp_path):
     store._file._writer.execute("PRAGMA busy_timeout = 20")
     other = sqlite3.connect(tmp_path / "busy.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    kept = session()
+    stored = session()
     with pytest.raises(OverloadedError, match="locked"):
-        store.create([kept], {}, {})
+        store.create([stored], {}, {})
     other.execute("ROLLBACK")
     other.close()
-    store.create([kept], {}, {})
+    store.create([stored], {}, {})
     store._file._writer.execute("PRAGMA max_page_count = 1")
     with pytest.raises(OverloadedError, match="full"):
-        store.commit([commit(kept, 0, parts={"bank": "b"}, blobs={"b": b"x" * 10**6})])
+        store.commit([commit(stored, 0, parts={"bank": "b"}, blobs={"b": b"x" * 10**6})])
     store._file._writer.execute("PRAGMA max_page_count = 1000000")
-    assert store.commit([commit(kept, 0)]) == [True]
+    assert store.commit([commit(stored, 0)]) == [True]
     store.close()
 
 
 class LosesCommits:
-    """An SQLite connection whose next COMMITs fail, as on a full disk."""
+    """An SQLite connection that fails at its next COMMITs, as on a full disk."""
 
     def __init__(self, connection):
         self._connection = connection
@@ -377,18 +377,18 @@ class LosesCommits:
 
 def test_failed_commit_is_not_the_base_of_others(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/lost.db")
-    kept = session()
-    store.create([kept], {}, {})
-    assert store.commit([commit(kept, 0)]) == [True]
+    stored = session()
+    store.create([stored], {}, {})
+    assert store.commit([commit(stored, 0)]) == [True]
     writer = store._file._writer
     store._file._writer = LosesCommits(writer)
     with pytest.raises(OverloadedError):
-        store.commit([change(kept, 1, "b1"), commit(kept, 2)])
+        store.commit([change(stored, 1, "b1"), commit(stored, 2)])
     store._file._writer = writer
-    assert store.commit([commit(kept, 3)]) == [False]
-    assert store.commit([commit(kept, 2)]) == [False]
-    assert store.commit([commit(kept, 1)]) == [True]
-    assert [record.index for record in store.records(kept.id, -1, 9)] == [0, 1]
+    assert store.commit([commit(stored, 3)]) == [False]
+    assert store.commit([commit(stored, 2)]) == [False]
+    assert store.commit([commit(stored, 1)]) == [True]
+    assert [record.index for record in store.records(stored.id, -1, 9)] == [0, 1]
     assert existing(store, "b1") == []
     store.close()
 
@@ -396,22 +396,22 @@ def test_failed_commit_is_not_the_base_of_others(tmp_path):
 def test_sqlite_rejects_commits_to_deleted_or_taken_sessions(tmp_path):
     url = f"sqlite:///{tmp_path}/shared.db"
     store, other = open_store(url, exclusive=False), open_store(url, exclusive=False)
-    gone, taken = session(), session()
-    store.create([gone, taken], {}, {})
-    assert store.commit([commit(gone, 0), commit(taken, 0)]) == [True, True]
-    other.delete([gone.id])
-    assert claim(other, taken, "other").epoch == 1
-    assert store.commit([commit(gone, 1)]) == [False]
-    assert store.commit([commit(taken, 1)]) == [False]
+    deleted, taken_over = session(), session()
+    store.create([deleted, taken_over], {}, {})
+    assert store.commit([commit(deleted, 0), commit(taken_over, 0)]) == [True, True]
+    other.delete([deleted.id])
+    assert claim(other, taken_over, "other").epoch == 1
+    assert store.commit([commit(deleted, 1)]) == [False]
+    assert store.commit([commit(taken_over, 1)]) == [False]
     store.close()
     other.close()
 
 
 def test_damaged_sqlite_file_is_reported_clearly(tmp_path):
     url = f"sqlite:///{tmp_path}/damaged.db"
-    kept = session()
+    stored = session()
     store = open_store(url)
-    store.create([kept], {"bank": "b"}, {"b": b"x"})
+    store.create([stored], {"bank": "b"}, {"b": b"x"})
     store.close()
     with (tmp_path / "damaged.db").open("r+b") as file:
         file.seek(4096)
@@ -420,22 +420,22 @@ def test_damaged_sqlite_file_is_reported_clearly(tmp_path):
         open_store(url)
     store = open_store(url, exclusive=False)
     with pytest.raises(StateDamagedError, match="damaged"):
-        store.get(kept.id)
+        store.get(stored.id)
     with pytest.raises(StateDamagedError, match="damaged"):
-        store.renew(kept.id, 1.0)
+        store.renew(stored.id, 1.0)
     store.close()
 
 
 def test_sqlite_deletes_leftovers_of_a_killed_process(tmp_path):
     url = f"sqlite:///{tmp_path}/left.db"
-    kept = session()
+    stored = session()
     store = open_store(url)
-    store.create([kept], {"bank": "b"}, {"b": b"x"})
-    store.delete([kept.id])
+    store.create([stored], {"bank": "b"}, {"b": b"x"})
+    store.delete([stored.id])
     assert store.blobs(["b"]) == {"b": b"x"}
     store.close()
     store = open_store(url)
-    assert store.get(kept.id) is None
+    assert store.get(stored.id) is None
     assert existing(store, "b") == ["b"]
     store.clean_up()
     assert existing(store, "b") == []
@@ -446,8 +446,8 @@ def test_restored_file_that_cannot_shrink_is_used(tmp_path, monkeypatch):
     path = tmp_path / "restored.db"
     monkeypatch.setattr("toolpack_server.features.stores.sqlite.file.MAX_FREE_PAGES", 10)
     store = open_store(f"sqlite:///{path}")
-    kept = session()
-    store.create([kept], {"bank": "b"}, {"b": bytes(4_000_000)})
+    stored = session()
+    store.create([stored], {"bank": "b"}, {"b": bytes(4_000_000)})
     store.close()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("PRAGMA auto_vacuum = NONE")
@@ -455,6 +455,6 @@ def test_restored_file_that_cannot_shrink_is_used(tmp_path, monkeypatch):
         database.execute("VACUUM")
         assert database.execute("PRAGMA auto_vacuum").fetchone() == (0,)
     store = open_store(f"sqlite:///{path}")
-    assert delete(store, [kept.id]) == [kept.id]
+    assert delete(store, [stored.id]) == [stored.id]
     assert store.count() == 0
     store.close()
