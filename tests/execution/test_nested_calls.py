@@ -128,7 +128,7 @@ def test_nested_results_share_the_memory_limit_of_one(bench):
 def test_too_many_nested_calls_are_refused_before_they_run(bench):
     session_id = bench.create()
     many = {f"number {number}": nested("add", amount=1) for number in range(MAX_NESTED_CALLS + 1)}
-    text = f"ValidationError: {MAX_NESTED_CALLS + 1} calls are nested in this one; {MAX_NESTED_CALLS} are allowed: "
+    text = f"ValidationError: {MAX_NESTED_CALLS + 1} calls are nested in this call; {MAX_NESTED_CALLS} are allowed: "
     assert bench.call(session_id, "echo", **many)["error"] == text + "send some of them first."
     assert bench.call(session_id, "echo", **many)["error"].startswith(text)
     assert "nested" not in last(bench, session_id)

@@ -187,9 +187,9 @@ def test_a_fork_before_a_record_has_the_world_of_that_time(stored_bench):
     (fork,) = bench.rpc("fork_session", session_id=root, before=4)
     assert amounts(bench, fork["session_id"]) == [None, 1, None, 2]
     error = refused(-32602, bench.rpc, "fork_session", session_id=root, before=5)
-    assert error.data["detail"] == "The session can't be forked before record 5: it has 4."
+    assert error.data["detail"] == "The session can't be forked before record 5: it has 4 records."
     error = refused(-32602, bench.rpc, "fork_session", session_id=root, before=1, version=1)
-    assert error.data["detail"] == "A fork begins at a version or before a record: give only one of them."
+    assert error.data["detail"] == "A fork begins at a version or before a record: pass only one of them."
     refused(-32602, bench.rpc, "fork_session", session_id=root, before=-1)
     refused(-32602, bench.rpc, "fork_session", session_id=bench.create(), before=1)
 

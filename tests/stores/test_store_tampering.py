@@ -201,4 +201,4 @@ def test_an_agent_path_that_leads_to_another_session_is_refused(make_bench, monk
         key = bench.rpc("create_session", toolpacks=["ledger"])["agent_path"].removeprefix("/agents/")
         led[key] = bench.create()
         error = refused(-32012, bench.rpc, "run_function", agent_key=key, function="total")
-        assert "isn't the one for which this agent path was made" in error.message
+        assert "isn't the session for which this agent path was created" in error.message

@@ -1,8 +1,8 @@
 """Addresses of a session: their names, functions, limits and permissions.
 
-An address is what one participant of a session can use. Each session has an address named `agent`, by default with all
-functions and no limit. Features change the functions and limits, and may add addresses to a session. The code that
-serves an address reads this module's objects, so it doesn't depend on the features.
+An address is the access of one participant to a session. Each session has an address named `agent`, which by default
+offers all functions without a limit. Features can change the functions and limits, and add addresses to a session. The
+code that serves an address reads only this module's objects, so it doesn't depend on the features.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +23,12 @@ class Address:
 
     Attributes:
         name: Name of the address, such as `agent` or a participant's name.
-        functions: Names of the functions that the address has. None means all functions of the session.
+        functions: Names of the functions that this address offers. None means all functions of the session.
         max_calls: Maximum number of calls, including nested and failed calls. None means no limit.
-        prompt: Instructions for the participant, a text or messages. None means no instructions.
-        answers: Whether the address may submit the session's answer.
+        prompt: Instructions for the participant, as a string or a list of messages. None means no instructions.
+        answers: Whether the participant is allowed to submit the session's answer.
         others: Names of the session's other addresses.
-        view: How functions look at this address. None means as they are.
+        view: Changes to the functions that the participant sees. None means no changes.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Address:
     view: "View | None" = None
 
     def listed(self, functions: Sequence[PackFunction]) -> list[PackFunction]:
-        """Return the functions that the address has, as they look there.
+        """Return the functions that this address offers, as the participant sees them.
 
         Args:
             functions: The functions of the session.
@@ -49,16 +49,16 @@ class Address:
         return allowed if self.view is None else self.view.listed(allowed)
 
     def has(self, function: PackFunction) -> bool:
-        """Return whether the address has a function of the session."""
+        """Return whether this address offers a function of the session."""
         return bool(self.listed([function]))
 
 
 class View(NamedTuple):
-    """Change of how functions look at an address: some may be hidden, or have other names or descriptions.
+    """Changes to the functions that a participant sees. A view can hide, rename or redescribe functions.
 
     Attributes:
-        listed: Returns functions as they look at the address.
-        lasts: Whether calls at the address leave the view unchanged.
+        listed: Accepts the address's functions, and returns them as the participant sees them.
+        lasts: Whether the view stays the same after calls at the address.
     """
 
     listed: Callable[[Sequence[PackFunction]], list[PackFunction]]
@@ -66,8 +66,8 @@ class View(NamedTuple):
 
 
 def compose_views(views: "Sequence[View]") -> "View | None":
-    """Return one view that applies several views in order, or None without views."""
-    if len(views) < 2:  # noqa: PLR2004 - one view needs no other
+    """Return one view that applies several views in order, or None if there are no views."""
+    if len(views) < 2:  # noqa: PLR2004 - a single view needs no composition
         return views[0] if views else None
 
     def listed(functions: Sequence[PackFunction]) -> list[PackFunction]:
@@ -107,12 +107,12 @@ class AddressTool(Protocol):
 
 
 class NamedAddresses:
-    """Additional addresses of sessions besides the agent's. A feature's subclass defines them; this class adds none.
+    """Additional addresses of sessions besides the agent's. A feature's subclass defines them. This class adds none.
 
     Attributes:
-        purpose: Text to derive the keys of the additional addresses, together with the server's key.
-        member: Name of the member of a session's description that shows the paths of each address by name. "" shows
-            no such member.
+        purpose: String from which, together with the server's key, the keys of the additional addresses are derived.
+        member: Name of the field in a session's description that lists the paths of each address by name. "" omits this
+            field.
     """
 
     purpose = "address"
@@ -137,14 +137,14 @@ class AddressHook:
     of_option = ""
 
     def fill(self, session: StoredSession, address: Address) -> Address:  # noqa: ARG002 - a subclass uses it
-        """Return a copy of the address with the functions, limit, prompt and permissions that the feature sets.
+        """Return a copy of the address with the functions, limit, prompt and permissions set by the feature.
 
         The method may run a toolpack's code.
         """
         return address
 
     def view(self, session: StoredSession, head: Head, name: str) -> View | None:
-        """Return how functions look now at the address of this name, or None if the feature doesn't change that."""
+        """Return the feature's current view for the named address, or None if the feature doesn't change it."""
 
 
 class Addresses:
@@ -152,7 +152,8 @@ class Addresses:
 
     Attributes:
         named: Additional addresses of sessions.
-        paths: URL paths of an address, by the member of results that shows them. `{key}` is replaced by the key.
+        paths: Templates for the URL paths of an address, by the field of results that contains the path. `{key}` stands
+            for the address's key.
         hooks: Hooks of features.
         tools: Tools that addresses offer besides functions.
     """
@@ -169,11 +170,11 @@ class Addresses:
         return not Recipe.of(session).feature_options
 
     def of(self, session: StoredSession, name: str) -> Address:
-        """Return an address of a session. The method may run a toolpack's code.
+        """Return an address of a session. The method might run a toolpack's code.
 
         Raises:
             ClassesChangedError: An object that a feature needs for the address is no longer loaded.
-            InvalidParamsError: The session has no address of this name.
+            InvalidParamsError: The session has no address with this name.
         """
         feature_options = Recipe.of(session).feature_options
         named = self.named.of(feature_options) or {AGENT: Address(AGENT)}

@@ -1,7 +1,7 @@
 """Observer that counts and logs ended calls.
 
-Calls that end in one iteration of the event loop are logged together in the next iteration. So no answer waits for the
-log.
+Calls that end in one iteration of the event loop are logged together in the next iteration, so no response waits for
+the log.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class CallObserver:
     """Counter and logger of calls.
 
     Args:
-        on_call: Called with the request and the outcome of each call that wasn't refused.
+        on_call: Callback that receives the request and the outcome of each call that wasn't refused.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CallObserver:
 
         Args:
             session_id: The session.
-            owner: The owner of the session. Logged only for clients' calls.
+            owner: The owner of the session. The log entry contains the owner only for clients' calls.
             request: The call.
             outcome: The outcome. None means that the call was refused.
             seconds: The duration.

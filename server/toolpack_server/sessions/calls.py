@@ -38,18 +38,20 @@ from toolpack_server.sessions.records import cut_arguments
 from toolpack_server.stores.base import Record, StoredSession
 from toolpack_server.volumes.volume import is_piece
 
-LARGE_ARGUMENTS = 4096  # bytes of arguments, above which the quotas are checked before the function runs
+LARGE_ARGUMENTS = 4096  # size in bytes; for larger arguments, the quotas are checked before the function runs
 COMPARING_SECONDS = 60.0  # time limit of a read-only check, independent of the call's deadline
 CANCELLED = "The client cancelled the call. Nothing has changed."
 
 
 class CallRequest(NamedTuple):
-    """A call as the client sent it. `rpc.methods.RunFunction` describes the attributes that aren't listed here.
+    """A call as the client sent it.
+
+    The docstring of `rpc.methods.RunFunction` describes the attributes that aren't listed here.
 
     Attributes:
-        kwargs: The arguments. The function gets this object and may change it.
+        kwargs: The arguments. The function receives this object itself and might change it.
         sent: The arguments as JSON text, for the record and the log. Unlike `kwargs`, the text never changes.
-        problem: Why the arguments are invalid. The call then fails. None if they are valid.
+        problem: Why the arguments are invalid, which makes the call fail. None if they are valid.
         by: Name of the address that received the call, or `client`. The limits of this address apply.
     """
 
@@ -68,8 +70,9 @@ class CallOperation(SessionOperation):
 
     Attributes:
         plan: The function, its arguments and its properties. `prepare` sets it.
-        outcome: The outcome to record and return instead of running the function. Hooks set it. None runs the function.
-        dry_run: Whether to run the function without committing its changes. Hooks set it.
+        outcome: The outcome that a hook has set, to record and return it instead of running the function. None means
+            that the function runs.
+        dry_run: Whether to run the function without committing its changes. A hook can set this attribute.
         blobs: The bytes of the session's parts.
     """
 
@@ -89,12 +92,13 @@ class CallOperation(SessionOperation):
         self._toolpacks: tuple[str, ...] = ()
         self._shown_kwargs = b""
         self._nested: NestedRecord | None = None  # None if the record has no nested calls
-        self._complete: Outcome | None = None  # the outcome, if the line for clients has its complete result
+        # The outcome, if the record's line for clients contains the complete result.
+        self._complete: Outcome | None = None
 
     def prepare(self, state: SessionState) -> float:
         """Plan the call, and return its deadline in seconds."""
         request, context, recipe = self.request, self.context, self.facts.recipe
-        # Without features' data in the recipe, an address has all functions.
+        # If the recipe contains no feature's data, every address offers all functions.
         limited = self.by != CLIENT and recipe.feature_options
         offered = context.addresses.of(state.session, self.by).functions if limited else None
         self._toolpacks = recipe.toolpacks
@@ -109,17 +113,17 @@ class CallOperation(SessionOperation):
         return self.plan.timeout_seconds
 
     def _record_nested(self, calls: Sequence[NestedCall], max_bytes: int) -> None:
-        """Prepare the record of the nested calls. If there are too many, the call fails instead of running."""
+        """Prepare the record of the nested calls. If the call contains too many, it fails without running."""
         if len(calls) > MAX_NESTED_CALLS:
             problem = (
-                f"{len(calls)} calls are nested in this one; {MAX_NESTED_CALLS} are allowed: send some of them first."
+                f"{len(calls)} calls are nested in this call; {MAX_NESTED_CALLS} are allowed: send some of them first."
             )
             self.outcome = wrong_arguments(problem, "too_many_calls")
         else:
             self._nested = NestedRecord(calls, max_bytes)
 
     def restart(self) -> None:
-        """Undo the preparation of a call, because it will run again from its beginning, after other operations.
+        """Undo the preparation of a call that will start again after other operations have run.
 
         The caller must have checked `expected_version`, because the other operations may change the version.
         """
@@ -131,11 +135,11 @@ class CallOperation(SessionOperation):
         self.outcome, self._nested = outcome, None
 
     def narrow(self, offered: frozenset[str]) -> None:
-        """Plan the call again for a session that has only the functions with these names."""
+        """Plan the call again as if the session had only the functions with these names."""
         self._replan(self.context.runtime(self._toolpacks, offered))
 
     def retarget(self, request: CallRequest) -> None:
-        """Run another call instead of the call that was sent. The `call_id` still belongs to the call that was sent."""
+        """Run another call instead of the call that the client sent. The `call_id` stays that of the client's call."""
         self.request, self._nested = request, None
         max_bytes = self.context.settings.max_record_bytes
         self._shown_kwargs = cut_arguments(request.sent, request.kwargs, max_bytes)
@@ -148,14 +152,15 @@ class CallOperation(SessionOperation):
         policy, request = self.plan.policy, self.request
         self.plan = runtime.plan(request.function, request.kwargs, request.timeout_seconds)
         self.plan.policy = policy
-        self.plan.compares &= policy is None  # calls with a policy must be repeatable, but only some calls are compared
+        # Calls with a policy must be repeatable; comparing only some of them could make repetitions differ.
+        self.plan.compares &= policy is None
 
     def asked(self) -> Sequence[Any]:
         """Return the parameters that a repeated call must have in common with the first call."""
         return self.request.function, self.request.kwargs
 
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> Outcome:  # noqa: ARG002
-        """Return the outcome of the first call from its record."""
+        """Rebuild the outcome of the first call from its record, and return it."""
         outcome = _recorded_outcome(shown, private, content=self.plan.content)
         outcome.toolpack, outcome.function = self.plan.toolpack, self.plan.registered_name
         return outcome
@@ -173,7 +178,7 @@ class CallOperation(SessionOperation):
         if plan.policy:  # decode the environments again, so that a repeated call gets equal environments
             live = {name: copy for name, copy in live.items() if is_piece(name)}
         snapshot = Snapshot(state.parts, blobs, live)
-        if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # check before the function runs in vain
+        if len(self._shown_kwargs) > LARGE_ARGUMENTS:  # fail early, before the function runs in vain
             try:
                 context.quotas.check_session(state, len(self._shown_kwargs), at_least=True)
             except TooLargeError as error:
@@ -197,7 +202,7 @@ class CallOperation(SessionOperation):
             if plan.compares:
                 plan.comparing = lambda: start_clock(COMPARING_SECONDS, COMPARING_SECONDS)
             alone = suspected and context.running.suspects.begin(number, context.settings.queue_timeout_seconds)
-            # If the function ends this process, the supervisor reads the function's name from this slot.
+            # If the function makes this process exit, the supervisor reads the function's name from this slot.
             slot = context.running.begin(plan.toolpack, plan.registered_name, number)
             try:
                 call = RunCall(plan, self._toolpacks, request.sent, snapshot, start)
@@ -221,23 +226,24 @@ class CallOperation(SessionOperation):
         return change
 
     def _count_read_only(self, check: ReadOnlyCheck | None, seconds: float) -> None:
-        """Count a call of read-only functions, and log functions that changed the environment nevertheless.
+        """Count a call to a read-only function. If the function has changed the environment nevertheless, log that.
 
         Args:
-            check: The check of this call, if it was checked.
-            seconds: The duration of the call, with its check.
+            check: The result of the read-only check. None if this call wasn't checked.
+            seconds: The duration of the call, including the check.
         """
         plan, context = self.plan, self.context
         if plan.read_only:
-            check_seconds = min(check.seconds, seconds) if check else None  # an executor may send any number
+            # Limited, because an executor could send any number.
+            check_seconds = min(check.seconds, seconds) if check else None
             context.read_only_checks.called(plan.toolpack, plan.registered_name, seconds, check_seconds)
         if check and check.broken:
             context.mark_not_read_only(*check.broken)
 
     def _effect(self, outcome: Outcome, seconds: float) -> Effect:
-        """Return the effect of an outcome, with the members of its record that clients see.
+        """Return the effect of an outcome, including the record's fields that clients see.
 
-        A long result is cut there. `private_members` then has the whole result.
+        Those fields contain a long result only in shortened form. `private_members` returns the whole result.
         """
         if self.dry_run:
             outcome.drop_changes()
@@ -261,7 +267,7 @@ class CallOperation(SessionOperation):
         return Effect(outcome, members, int(outcome.changes), seconds)
 
     def private_members(self, change: Effect) -> Mapping[str, Any]:
-        """Return the private members: the failure, and the result if the line for clients has only a part of it."""
+        """Return the private fields: the failure, and the result if the line for clients contains only a part of it."""
         answer: Outcome = change.answer
         if answer.failure is not None:
             return {"failure": answer.failure.members()}
@@ -270,11 +276,14 @@ class CallOperation(SessionOperation):
         return {"failure": None, **result, **content}
 
     def too_large(self, error: TooLargeError) -> Outcome:
-        """Return a failed outcome, so that the agent can make a smaller call. The outcome isn't recorded."""
+        """Return a failed outcome, so that the agent can send a smaller call. The outcome isn't recorded."""
         return failed(self.plan, CallFailure.of(error, keep_cause=False))
 
     def on_timeout(self, state: SessionState) -> Effect:
-        """Return a failed outcome with its record. Raise an error if the deadline passed during `prepare`."""
+        """Return the effect of a missed deadline: a failed outcome, which is recorded.
+
+        Raise an error if the deadline passed during `prepare`.
+        """
         if not hasattr(self, "plan"):  # the deadline passed during `prepare`
             return super().on_timeout(state)
         change = self._effect(timed_out(self.plan), self.plan.timeout_seconds)
@@ -283,10 +292,10 @@ class CallOperation(SessionOperation):
 
 
 class CancelCallOperation(CallOperation):
-    """Operation that records a call as cancelled, unless it has a record already."""
+    """Operation that records a call as cancelled, unless the call already has a record."""
 
     def prepare(self, state: SessionState) -> float:
-        """Plan the call, and set its outcome so that the function isn't run."""
+        """Plan the call, and set its outcome to "cancelled" so that the function doesn't run."""
         seconds = super().prepare(state)
         self.refuse(failed(self.plan, CallFailure("CancelledError", CANCELLED, Failure.CANCELLED)))
         return seconds
@@ -307,10 +316,11 @@ class RecordedCall(NamedTuple):
 def recorded_call(context: SessionContext, session: StoredSession, request: CallRequest) -> RecordedCall | None:
     """Return a committed call from its record, or None if no call with its call_id is committed.
 
-    The function blocks, but doesn't wait in the session's queue. It can't see a commit in progress.
+    The function reads the store, so it blocks, but it doesn't wait in the session's queue. It can't see a commit that
+    is still in progress.
 
     Raises:
-        CallIdReusedError: Another call was sent with this call_id.
+        CallIdReusedError: An earlier call with this call_id had another function or other arguments.
     """
     operation = CallOperation(context, session.id, session.owner, request)
     earlier = operation.earlier_record(Recipe.of(session).feature_options)
@@ -322,12 +332,12 @@ def recorded_call(context: SessionContext, session: StoredSession, request: Call
 
 
 def _recorded_outcome(shown: Mapping[str, Any], private: Mapping[str, Any], *, content: bool) -> Outcome:
-    """Return the outcome of a call from the lines of its record.
+    """Rebuild the outcome of a call from the lines of its record.
 
     Args:
-        shown: The members that clients see.
-        private: The members that only the server reads.
-        content: Whether the function returns MCP content blocks, for records that don't say so.
+        shown: The fields that clients see.
+        private: The fields that only the server reads.
+        content: Whether the function returns MCP content blocks. Used if the record doesn't say so.
     """
     failure = private["failure"]
     return Outcome(
@@ -338,7 +348,7 @@ def _recorded_outcome(shown: Mapping[str, Any], private: Mapping[str, Any], *, c
 
 
 def failed(plan: Plan, failure: CallFailure) -> Outcome:
-    """Return the outcome of a call that failed for another reason than an exception of its function."""
+    """Return the outcome of a call that failed for another reason than an exception raised by its function."""
     return Outcome(failure=failure, toolpack=plan.toolpack, function=plan.registered_name)
 
 
@@ -359,7 +369,7 @@ class CallKind(RecordKind):
     is_call = True
 
     def check(self, shown: Shown) -> None:
-        """Check the members of a record, and that each nested call has its parent."""
+        """Check the fields of a record, and check that the parent of each nested call is in the record."""
         super().check(shown)
         nested = shown.get("nested", ())
         # A parent comes after the calls that are its arguments, because it ran later.
@@ -368,28 +378,31 @@ class CallKind(RecordKind):
             raise ValueError("the parent of a nested call is missing")
 
     def text(self, shown: Shown, width: int) -> str:
-        """Return lines of text: the call, its nested calls, its result, and a different answer that the agent got."""
+        """Return lines of text: the call, its nested calls, its result, and the agent's answer if that differs."""
         after = f"[version {shown['version']}, {shown['duration_ms']:g} ms]"
         nested = "".join(f"      {_call_text(call)}  {_end_text(call, width)}\n" for call in shown.get("nested", ()))
         text = f"{_call_text(shown)}  {after}\n{nested}      {_end_text(shown, width)}"
         answer = self.heard(shown)
         if answer is not shown:
-            text += f"\n      {printable(self.why_heard(shown))}; the agent heard: {_end_text(answer, width)}"
+            text += f"\n      {printable(self.why_heard(shown))}; the agent got: {_end_text(answer, width)}"
         return text
 
     def why_heard(self, shown: Shown) -> str:
-        """Return why the answer to the caller differs from the real outcome. A subclass that changes answers has it."""
+        """Return why the caller got another answer than the real outcome.
+
+        Subclasses that change answers override this method.
+        """
         raise NotImplementedError
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
         """Add the assistant's message with the call, and the message with its result or error."""
         if shown.get("by") == WORLD:
-            return  # an event's call, which the agent sees at most in the answer to a wait
+            return  # a call by an event; the agent can see it only in the answer to a wait
         shown = self.heard(shown)
         call_id = shown.get("call_id") or f"call_{shown['path_index']}"
         arguments = json.dumps(shown["kwargs"], ensure_ascii=False)
         function = {"name": without_dots(shown["function"]), "arguments": arguments}
-        # A text of the assistant just before the call belongs to the same message.
+        # If the assistant wrote a text just before the call, the text and the call are one message.
         if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
             messages.append({"role": "assistant", "content": None})
         messages[-1]["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
@@ -399,9 +412,9 @@ class CallKind(RecordKind):
 
 
 def _too_many_crashes(plan: Plan) -> Outcome:
-    """Return the outcome of a call that isn't run, because it is suspected to have ended too many workers.
+    """Return the outcome of a call that isn't run because it has probably crashed too many workers.
 
-    The outcome isn't recorded, so that the call can run when its function was corrected.
+    The outcome isn't recorded, so the call can run after its function was corrected.
     """
     error = CrashedError(
         f"`{plan.function}` has ended its process {LIMIT} times, and isn't run again until the server runs other code; "
@@ -422,11 +435,11 @@ def _end_text(shown: Shown, width: int) -> str:
 
 
 def wrong_arguments(problem: str, kind: str) -> Outcome:
-    """Return the outcome of a call that isn't run because its arguments are wrong.
+    """Return the failed outcome of a call that can't run because its arguments are wrong.
 
     Args:
         problem: What is wrong.
-        kind: The type of the error, as in pydantic's errors.
+        kind: The `type` of the error, in the style of pydantic's errors.
     """
     errors = [{"loc": [], "msg": problem, "type": kind}]
     return Outcome(failure=CallFailure("ValidationError", problem, Failure.ARGUMENTS, errors))

@@ -82,11 +82,12 @@ class SessionContext:
             lambda toolpack, options: self.run(BuildEnvironment(toolpack, options)), INITIAL_BYTES
         )
         self.functions = catalog.spellings()
-        # A limited cache, because clients choose the toolpacks and their order, so there may be any number of runtimes.
+        # The cache is limited, because clients choose the toolpacks and their order, so the number of combinations is
+        # unlimited.
         self.runtime = lru_cache(maxsize=RUNTIMES)(self._runtime)
 
     def _runtime(self, toolpacks: tuple[str, ...], offered: frozenset[str] | None = None) -> SessionRuntime:
-        """Return the functions of a session with these toolpacks.
+        """Return the functions that a session with these toolpacks offers.
 
         Args:
             toolpacks: Names of the toolpacks.
@@ -114,7 +115,7 @@ class SessionContext:
         Args:
             toolpack: The toolpack.
             function: The function.
-            change: What the function changed, for the log.
+            change: Description of the change, for the log.
         """
         if self.read_only_checks.mark_not_read_only(toolpack, function):
             self.runtime.cache_clear()
@@ -127,11 +128,11 @@ class SessionContext:
 
     @cached_property
     def _supported(self) -> frozenset[str]:
-        """Names of the data that this server supports in a session's recipe and details."""
+        """Names of all feature data that this server supports in a session's recipe and details."""
         return frozenset({FORK}).union(*(hook.option_names for hook in self.creation_hooks))
 
     def unknown(self, *feature_options: Mapping[str, Any]) -> str | None:
-        """Return a name in the given data of a session that this server doesn't support, or None.
+        """Return the name of a feature's data that this server doesn't support, or None if it supports all.
 
         Args:
             feature_options: Features' data from the session's recipe or details, by name.
@@ -153,7 +154,7 @@ class SessionContext:
             )
 
     def run(self, operation: RunnerOperation[T]) -> T:
-        """Run code of a toolpack other than a function. If it misses its deadline, the error names the code."""
+        """Run code of a toolpack that isn't a function. The error of a missed deadline names the code."""
         with labelled(operation.who):
             return self.runner.run(operation)
 
@@ -179,8 +180,8 @@ class SessionContext:
             toolpacks: Names of the toolpacks.
             options: Options of the request, by toolpack.
             environment: Environments of the request, by toolpack.
-            conditions: The execution policy. With a policy the environments are built anew. Without one they may come
-                from the cache.
+            conditions: The execution policy. With a policy, the environments are built anew. Without a policy, they can
+                come from the cache.
 
         Raises:
             InvalidParamsError: The options or the environments of the request are invalid.

@@ -1,7 +1,7 @@
 """Factory of sessions: creates sessions from toolpacks, and forks of a version of another session.
 
-In the store, a new session is one row with references to blobs. The factory enforces the maximum number of sessions of
-an owner.
+In the store, a new session is one row with references to blobs. The factory also enforces the maximum number of
+sessions per owner.
 """
 
 import secrets
@@ -39,8 +39,9 @@ from toolpack_server.stores.base import ForkPoint, Head, History, Record, Sessio
 from toolpack_server.volumes.volume import is_piece
 
 RECOUNT_SECONDS = 1.0
-OWN_SESSIONS = 10  # number of sessions that a worker may add before it counts again, even if the limit is small
-_INTERVAL_SECONDS = 1e-6  # difference of the creation times of one request's sessions, so that lists keep their order
+OWN_SESSIONS = 10  # even if the limit is small, a worker can add this many sessions before it counts again
+# Difference between the creation times of one request's sessions, so that lists show them in order.
+_INTERVAL_SECONDS = 1e-6
 
 
 class NewSession(NamedTuple):
@@ -48,10 +49,10 @@ class NewSession(NamedTuple):
 
     Attributes:
         owner: The owner of the session.
-        request: The request, with the changes of features.
-        feature_options: Features' data for the recipe.
-        details: Features' data for this session only.
-        creation: The request as it was sent, if it has a call_id. A request without a call_id can't be repeated.
+        request: The request, including the changes made by features.
+        feature_options: Features' data for the recipe, which forks also get.
+        details: Features' data that belongs to this session only.
+        creation: The request as the client sent it. None if it has no call_id, so that it can't be repeated.
     """
 
     owner: str
@@ -72,7 +73,7 @@ class ForkSource(NamedTuple):
     Attributes:
         session: The session.
         head: Its head.
-        point: The version, and the last record that the forks may inherit.
+        point: The fork point: the version, and the last record that the forks can inherit.
         snapshot: The environments. None if they are too large to be read quickly.
     """
 
@@ -86,7 +87,8 @@ def check_recipe(request: SessionRequest) -> None:
     """Check the options and environments of a request against its toolpacks.
 
     Raises:
-        InvalidParamsError: The session doesn't have one of the toolpacks, or a toolpack has options and an environment.
+        InvalidParamsError: The request has values for a toolpack that the session doesn't use, or both options and an
+            environment for one toolpack.
     """
     toolpacks = request.toolpacks or ()
     for name in [*request.options, *request.environment]:
@@ -105,7 +107,7 @@ def check_recipe(request: SessionRequest) -> None:
 def session_template(
     owner: str, recipe: bytes, labels: Mapping[str, str], ttl_seconds: float, details: Mapping[str, Any]
 ) -> StoredSession:
-    """Return a session without id, agent key and times. `SessionFactory` fills these in."""
+    """Return a session without id, agent key and times. `SessionFactory` adds them."""
     return StoredSession(
         id="",
         agent_key="",
@@ -122,12 +124,13 @@ def session_template(
 class SessionFactory:
     """Factory of sessions.
 
-    Most methods use the store, so they block and must run in threads. `is_quick_to_prepare` may run on the event loop.
-    If it returns True, `prepare` may, too.
+    Most methods use the store, so they block and must run in threads. `is_quick_to_prepare` can run on the event loop.
+    If it returns True, so can `prepare`.
 
     Args:
         context: The shared services.
-        cache: This worker's session states. New sessions are added, so that their first call needn't read the store.
+        cache: This worker's session states. The factory adds new sessions, so that their first call needn't read the
+            store.
         clock: The session clock.
     """
 
@@ -138,7 +141,7 @@ class SessionFactory:
         self._counts: dict[str, tuple[int, float, int]] = {}
 
     def is_quick_to_prepare(self, request: SessionRequest) -> bool:
-        """Return whether `prepare` may run on the event loop for this request."""
+        """Return whether `prepare` is quick enough for the event loop, given this request."""
         if request.options or request.environment:  # these can be large
             return False
         return not any(hook.concerns(request) and hook.runs_code(request) for hook in self._context.creation_hooks)
@@ -155,7 +158,7 @@ class SessionFactory:
             creation: The request as it was sent, if it has a call_id.
 
         Raises:
-            InvalidParamsError: Toolpacks, options or environment are invalid.
+            InvalidParamsError: The request's toolpacks, options or environment are invalid.
         """
         feature_options, details = dict[str, Any](), {**details}
         for hook in self._context.creation_hooks:
@@ -175,10 +178,10 @@ class SessionFactory:
         return self._view(earlier[0]) if earlier else self._create([new])[0]
 
     def create_batch(self, requests: Sequence[NewSession]) -> list[Session | Exception]:
-        """Create sessions without options, environments and details. Return one answer or error for each request.
+        """Create sessions without options, environments and details. Return a description or an error for each request.
 
-        Requests of an owner for the same toolpacks are one transaction of the store, so all succeed or fail together. A
-        request that was sent before gets the session that it created before.
+        An owner's requests for the same toolpacks form one transaction of the store, so they succeed or fail together.
+        A repeated request returns the session that the first request created.
         """
         groups: dict[Hashable, list[int]] = {}
         answers: dict[int, Session | Exception] = {}
@@ -186,7 +189,7 @@ class SessionFactory:
         for index, new in enumerate(requests):
             call_id = new.creation and new.creation.call_id
             if call_id is not None and first.setdefault((new.owner, call_id), index) != index:
-                continue  # repeats a request of this batch, so it is answered after that request has its session
+                continue  # It repeats a request of this batch, so it must wait until that request has its session.
             try:
                 earlier = self.earlier_sessions(new.owner, new.creation, 1)
             except Exception as error:  # noqa: BLE001 - the error is the answer to this request
@@ -226,7 +229,8 @@ class SessionFactory:
         size = sum(len(session.recipe) + len(dumps(session.labels)) for session in sessions)
         self._context.quotas.check_owner(owner, size + (sum(map(len, blobs.values())) if is_new else 0))
         try:
-            # The store usually has the default environments' blobs, so these are sent only if one is missing.
+            # The store usually contains the blobs of the default environments already, so they are sent only if one is
+            # missing.
             self._context.store.create(sessions, parts, blobs if is_new else {})
         except MissingBlobError:
             self._context.store.create(sessions, parts, blobs)
@@ -234,7 +238,7 @@ class SessionFactory:
         for session, stored_session in zip(sessions, stored, strict=True):
             if (
                 stored_session.agent_key == session.agent_key
-            ):  # otherwise the session existed before, and may have records
+            ):  # otherwise the session existed before, and might have records
                 self._cache.setdefault(session.id, SessionState(session, Head(-1, 0, parts)))
         return [*map(self._view, stored)]
 
@@ -248,14 +252,14 @@ class SessionFactory:
         return session_template(new.owner, recipe, request.labels, ttl_seconds, new.details)
 
     def earlier_forks(self, owner: str, creation: Creation | None, request: ForkRequest) -> list[Session]:
-        """Describe the forks that the same request created before. Raises the errors of `earlier_sessions`."""
+        """Describe the forks that the same request created before. Raise the same errors as `earlier_sessions`."""
         return [*map(self._view, self.earlier_sessions(owner, creation, request.count))]
 
     def fork_source(self, reader: SessionReader, owner: str, request: ForkRequest) -> ForkSource:
-        """Find the version to fork, and read it unless it is too large for the reader.
+        """Find the version to fork. Read its environments unless they are too large for the reader.
 
         Raises:
-            InvalidParamsError: The request names a version and a record, or a record that doesn't exist.
+            InvalidParamsError: The request contains both a version and a record, or a record that doesn't exist.
         """
         session, head = reader.find(request.session_id, owner)
         version = head.version if request.version is None else request.version
@@ -269,12 +273,14 @@ class SessionFactory:
         return ForkSource(session, head, point, snapshot)
 
     def _point_before(self, session_id: str, head: Head, request: ForkRequest) -> ForkPoint:
-        """Return the fork point just before the record `request.before`."""
+        """Return the fork point just before the record with the index `request.before`."""
         before = request.before or 0
         if request.version is not None:
-            raise InvalidParamsError("A fork begins at a version or before a record: give only one of them.")
+            raise InvalidParamsError("A fork begins at a version or before a record: pass only one of them.")
         if before > head.index + 1:
-            raise InvalidParamsError(f"The session can't be forked before record {before}: it has {head.index + 1}.")
+            raise InvalidParamsError(
+                f"The session can't be forked before record {before}: it has {head.index + 1} records."
+            )
         for record in self._context.store.records(session_id, before - 2, 1) if before else ():
             self._context.records.read(session_id, record)  # raises an error if the record was forged
             return ForkPoint(session_id, record.version, record.index, record.id)
@@ -296,8 +302,8 @@ class SessionFactory:
             source: The version to fork.
             request: The request.
             creation: The request as it was sent, if it has a call_id.
-            again: Details of the forks, if the session's operations will be repeated in them. The forks then inherit no
-                records. None for other forks.
+            again: Details of the forks, if the session's operations will be repeated in the forks. Such forks inherit
+                no records. None for ordinary forks.
 
         Raises:
             StateDamagedError: The version is damaged.
@@ -309,9 +315,9 @@ class SessionFactory:
         if snapshot is None:
             snapshot = reader.snapshot(parent.id, head, at)
         for part, blob_id in snapshot.parts.items():
-            if is_piece(part):  # not in memory
+            if is_piece(part):  # pieces of volumes are read when they are used
                 continue
-            with suppress(ClassesChangedError):  # the server may load the old classes again later
+            with suppress(ClassesChangedError):  # the server might load the old classes again later
                 self._context.codec.unseal(part, blob_id, snapshot.blobs[part])
         details: dict[str, Any] = {**(again or {})}
         inherited = replace(head, index=point.last, last=point.record)
@@ -353,7 +359,7 @@ class SessionFactory:
 
         Args:
             session: The session, from `with_identity`.
-            changes: For each stored version, the blob ids of the parts that differ from the stored version before it.
+            changes: For each stored version, the blob ids of the parts that differ from the previous stored version.
             blobs: The blobs of the parts, by id.
             records: The records.
             creation: The request as it was sent, if it has a call_id.
@@ -375,12 +381,12 @@ class SessionFactory:
     def earlier_sessions(self, owner: str, creation: Creation | None, count: int) -> list[StoredSession]:
         """Return the sessions that the same request created before.
 
-        If the first of these sessions was closed, return an empty list. The caller then creates all of them again,
-        which leaves the open sessions unchanged.
+        If the first of these sessions was closed, return an empty list. The caller then creates all of them again.
+        Sessions that are still open stay unchanged.
 
         Args:
             owner: The owner.
-            creation: The request, or None if it can't be repeated.
+            creation: The request, or None if it has no call_id.
             count: The number of sessions that the request creates.
 
         Raises:
@@ -391,7 +397,8 @@ class SessionFactory:
         store, id_prefix = self._context.store, creation.id_prefix
         try:
             entries = store.list(SessionQuery(owner, {}, id_prefix, 1))
-        except OverloadedError:  # a list needs all shards of the store, but one session needs only its shard
+        # A list would read all shards of the store, but one session is read from its own shard.
+        except OverloadedError:
             entries = [(session, head.version) for session, head in filter(None, [store.get(creation.new_id(0))])]
         first = [session for session, _ in entries if session.id.startswith(id_prefix)]
         if not all(creation.is_same_request(session.id) for session in first):
@@ -403,12 +410,14 @@ class SessionFactory:
         return earlier
 
     def _stored(self, sessions: Sequence[StoredSession], creation: Creation | None) -> Sequence[StoredSession]:
-        """Return new sessions as the store has them.
+        """Return new sessions as they are in the store.
 
-        If the same request was sent twice at once, the store has the sessions of either request.
+        If two equal requests arrived at once, the store contains the sessions of only one of them, and this method
+        returns those sessions.
 
         Raises:
-            CallIdReusedError: The request was sent before, and its session was closed, but is kept for forks.
+            CallIdReusedError: The same request was sent before. Its session was closed, but its data is kept for forks,
+                so the id can't be used again.
         """
         if creation is None:
             return sessions
@@ -425,7 +434,7 @@ class SessionFactory:
         Args:
             template: The session without id, agent key and times.
             count: The number of sessions.
-            creation: The request, which determines the ids. None: the ids are random.
+            creation: The request from which the ids are derived. None means random ids.
             unused_seconds: Maximum time until a session expires if it isn't used; see `SessionRequest`.
         """
         now = self._clock.now()
@@ -444,24 +453,24 @@ class SessionFactory:
         return sessions
 
     def _check_reply(self, fork: StoredSession, count: int) -> None:
-        """Check that the descriptions of `count` forks fit into an answer, before the forks are created."""
+        """Check that the descriptions of `count` forks will fit into one response."""
         size, max_bytes = len(dumps(self._view(fork))) + 2 * DIGITS, self._context.settings.max_list_bytes
         if count > 1 and count * size > max_bytes:
             raise TooLargeError(
-                f"The answer would have {count * size} bytes; {max_bytes} are allowed: request at most "
+                f"The response would have {count * size} bytes; {max_bytes} are allowed: request at most "
                 f"{max(max_bytes // size, 1)} forks at a time, or use smaller labels."
             )
 
     def _check_quota(self, owner: str, added: int) -> None:
-        """Check that an owner may have `added` more sessions.
+        """Check that an owner is allowed to have `added` more sessions.
 
-        The store counts the sessions if the last count is older than a second, or if this worker has added more than
-        its share since then. Otherwise the number is estimated.
+        If the last count is older than a second, or this worker has added more than its share of sessions since then,
+        the store counts again. Otherwise the number is estimated.
         """
         max_sessions = self._context.settings.max_sessions
         estimate, counted_at, counted = self._counts.get(owner, (0, 0.0, 0))
-        has_share = estimate - counted > max(max_sessions * OWN_SHARE, OWN_SESSIONS)
-        if has_share or time.monotonic() - counted_at > RECOUNT_SECONDS:
+        exceeds_share = estimate - counted > max(max_sessions * OWN_SHARE, OWN_SESSIONS)
+        if exceeds_share or time.monotonic() - counted_at > RECOUNT_SECONDS:
             estimate, counted_at = self._context.store.count(owner), time.monotonic()
             counted = estimate
         if estimate + added > max_sessions:
@@ -469,5 +478,8 @@ class SessionFactory:
         self._counts[owner] = estimate + added, counted_at, counted
 
     def _view(self, session: StoredSession, version: int = 0) -> Session:
-        """Describe a session at a version, with the expiry that it had when it was created."""
+        """Describe a session at a version.
+
+        The description shows the expiry that the session had when it was created.
+        """
         return self._context.session_views.of(session, version, called_at=session.created_at)

@@ -1,10 +1,10 @@
 """Tree of the records of one session. It is used to compute the path of a version.
 
 The path of a version is the sequence of the records that led to the version. A reset goes back to an earlier version,
-so the records form a tree, and a path is one branch of it. Records between two resets have consecutive indices, so even
-a long path is only a few ranges.
+so the records form a tree, and a path is one branch of this tree. Records between two resets have consecutive indices,
+so even a long path consists of only a few ranges.
 
-The tree only grows, and its entries never change. So threads can read it while another thread adds records.
+The tree only grows, and its entries never change, so threads can read it while another thread adds records.
 """
 
 import re
@@ -21,15 +21,18 @@ _KIND = re.compile(rb'\{"index":\d+,"kind":"([a-z]+)"')
 
 
 class RecordTree:
-    """Tree of a session's records. Records are numbered from 0; -1 stands for the position before the first record."""
+    """Tree of a session's records.
+
+    Records are numbered from 0. The number -1 stands for the position before the first record.
+    """
 
     def __init__(self, kinds: RecordKinds) -> None:
         self._kinds = kinds
         self.last_id = ""
         self._count = 0
-        self._ends = array("q", [-1])  # for each version, the last record of this or an earlier version
+        self._ends = array("q", [-1])  # index of the last record up to each version
         self._resets = array("q")  # indices of resets
-        self._reset_ends = array("q")  # for each reset, the last record of the path that it restored
+        self._reset_ends = array("q")  # for each reset, index of the last record on the path that it restored
         self._not_inherited = array("q")  # indices of records, other than resets, that forks don't inherit
         self._message_indices = array("q")  # indices of participants' messages
         self._addressees: list[tuple[str, str | None]] = []  # sender and recipient of each message
@@ -73,18 +76,20 @@ class RecordTree:
         return self._cached_path[1]
 
     def inherited(self, version: int, last: int) -> Sequence[range]:
-        """Return the indices of the records that a fork inherits, in order. Answers, for example, aren't inherited.
+        """Return the indices of the records that a fork inherits, in order.
+
+        Some kinds, such as answers, aren't inherited.
 
         Args:
             version: The version that was forked.
-            last: Index of the last record that the fork may inherit.
+            last: Index of the last record that the fork can inherit.
         """
         return [*_without(self._not_inherited, self._ranges(min(self._end(version), last)))]
 
     def messages(self, ranges: Iterable[range]) -> Iterator[tuple[int, str, str | None]]:
         """Yield the participants' messages in ranges of records.
 
-        Each message is its index, its sender, and its recipient or None for all participants.
+        Each message is a tuple of its index, its sender, and its recipient, which is None for all participants.
         """
         at = self._message_indices
         for indices in ranges:
@@ -96,7 +101,7 @@ class RecordTree:
         return self._ends[min(version, len(self._ends) - 1)]
 
     def _ranges(self, end: int) -> Sequence[range]:
-        """Return the path that ends with a record.
+        """Return the path that ends with a record, as ranges of indices.
 
         Args:
             end: Index of the record.

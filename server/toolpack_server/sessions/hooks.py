@@ -1,7 +1,7 @@
 """Hooks for features that take part in creating, listing and watching sessions.
 
-Features change a request one after the other, in loading order, before the session is built. The server stores the data
-of features with the session, but doesn't interpret it. `sessions/operation.py` has the hook for operations.
+Before a session is built, the features change its request one after the other, in loading order. The server stores the
+features' data with the session, but doesn't interpret it. The hook for operations is in `sessions/operation.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,26 +13,25 @@ from toolpack_server.stores.base import Head, StoredSession
 
 
 class CreationHook:
-    """Hook for requests that create sessions. It handles the parameters that the feature has added.
+    """Hook for requests that create sessions. It handles the parameters that the feature has added to these requests.
 
     The methods raise `InvalidParamsError` to refuse a request.
 
     Attributes:
         option_names: Names of all data that the feature stores in recipes and details. The server refuses a session
-            with data of a name that no feature declares. A newer server, or a feature that is missing now, created such
-            data.
+            that contains data with an undeclared name, because a newer server or a missing feature created that data.
     """
 
     option_names: ClassVar[frozenset[str]]
 
     def concerns(self, request: SessionRequest) -> bool:
-        """Return whether the request concerns the feature."""
+        """Return whether the request uses the feature."""
         raise NotImplementedError
 
     def runs_code(self, request: SessionRequest) -> bool:  # noqa: ARG002 - a subclass uses it
-        """Return whether the other methods may run a toolpack's code, or take long, for this request.
+        """Return whether the other methods might run a toolpack's code, or take long, for this request.
 
-        If not, the server may call `prepare`, `feature_options` and `details` on the event loop.
+        If this method returns False, the server can call `prepare`, `feature_options` and `details` on the event loop.
         """
         return True
 
@@ -53,18 +52,18 @@ class CreationHook:
         """
 
     def details(self, request: SessionRequest) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
-        """Return the feature's data, by name, for this session only. Forks have their own details."""
+        """Return the feature's data, by name, that belongs to this session only. Forks have their own details."""
         return {}
 
     def details_of_fork(
         self, request: ForkRequest, parent: StoredSession, head: Head, version: int
     ) -> Mapping[str, Any]:
-        """Return the details of a fork. The server calls this method for every fork, and it may block.
+        """Return the details of a fork. The server calls this method for every fork. The method is allowed to block.
 
         Args:
             request: The request.
             parent: The session that is forked.
-            head: Head of the parent, but its last record is the last record that the fork may inherit.
+            head: Head of the parent. Its last record is replaced by the last record that the fork can inherit.
             version: The version that is forked.
         """
         del request, parent, head, version
@@ -86,7 +85,7 @@ class SessionFilter:
     """Filter for lists of sessions, by parameters that the feature has added to the request."""
 
     def predicate(self, request: Parameters) -> Callable[[StoredSession], bool] | None:
-        """Return a function that returns whether to list a session. It may block.
+        """Return a function that decides whether to list a session. That function is allowed to block.
 
         Return None if the request doesn't use this filter.
         """
@@ -96,11 +95,11 @@ class SessionFilter:
 class Watcher:
     """Observer of events in a worker's sessions. A subclass overrides the methods that it needs.
 
-    The methods run on the event loop. They get only the session's id, so a watcher has to read the change.
+    The methods run on the event loop. They get only the session's id, so a watcher must read the change from the store.
     """
 
     def changed(self, session_id: str) -> None:
-        """Handle a session that may have a new record of another kind than a call, or that was closed or expired."""
+        """Handle a session that was closed or expired, or that might have a new record other than a call."""
 
     def draining(self) -> None:
-        """End everything that waits for an event, because this worker is about to stop."""
+        """End all waits for events, because this worker is about to stop."""

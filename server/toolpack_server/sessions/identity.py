@@ -6,7 +6,7 @@ write to the store, but doesn't have the secret key, can't compute the agent key
 
 The key of an additional address has twice as many digits. The first half is an HMAC of the agent key and the name of
 the address. The second half is the session's id, XORed with an HMAC of the first half. So the server can find the
-session without storing the key. An agent that has the key can't compute another key or the session's id.
+session without storing the key. An agent that knows the key can't compute another key or the session's id.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import StoredSession
 
 DIGITS = 48
-_PREFIX_DIGITS = 16  # number of first digits that are enough to find the first session of a request
-_DIGEST_DIGITS = 12  # number of last digits of an id, which are a digest of the request's parameters
+_PREFIX_DIGITS = 16  # this many first digits of an id are enough to find the first session of a request
+_DIGEST_DIGITS = 12  # the last digits of an id are a digest of the request's parameters; this is their number
 _ADDITIONAL_KEY = re.compile(rf"[0-9a-f]{{{2 * DIGITS}}}")
 
 
@@ -34,8 +34,8 @@ class Creation:
     """A request to create sessions that can be repeated: its call_id, and a digest of its other parameters.
 
     A session's id is an HMAC of the owner, the call_id and the session's number in the request, followed by the digest.
-    So a repeated request has the same ids. The ids of one request differ in their first digits, because people and logs
-    use only the first eight digits.
+    So a repeated request has the same ids. The ids created by one request differ in their first digits, because people
+    and logs use only the first eight.
     """
 
     def __init__(self, keyed: KeyedHash, owner: str, call_id: str, request: list[Any]) -> None:
@@ -51,11 +51,14 @@ class Creation:
         return self.new_id(0)[:_PREFIX_DIGITS]
 
     def new_id(self, number: int) -> str:
-        """Return the id of the session with this number in the request, from 0."""
+        """Return the id of the session with this number in the request. Numbers begin with 0."""
         return self._keyed.of(self._owner, self.call_id, str(number))[: DIGITS - _DIGEST_DIGITS] + self._digest
 
     def is_same_request(self, session_id: str) -> bool:
-        """Return whether an id that begins with this request's call_id also has the digest of its parameters."""
+        """Return whether an id ends with the digest of this request's parameters.
+
+        The caller has compared its beginning.
+        """
         return session_id.endswith(self._digest)
 
 
@@ -73,7 +76,7 @@ class Identities:
         return KeyedHash(self._key, self._addresses.named.purpose)
 
     def creation(self, owner: str, call_id: str, request: list[Any]) -> Creation:
-        """Return a repeatable request. `request` has all parameters except the call_id, as JSON."""
+        """Return a repeatable request. `request` contains all parameters except the call_id, as JSON values."""
         return Creation(self._call_ids, owner, call_id, request)
 
     def agent_key(self, session: StoredSession) -> str:
@@ -85,7 +88,7 @@ class Identities:
         return self._keyed.of(dumps(facts, sort_keys=True), session.recipe, session.details)[:DIGITS]
 
     def keys(self, session: StoredSession) -> Mapping[str, str] | None:
-        """Return the keys of a session's addresses by name, or None if it has only the agent's address."""
+        """Return the keys of a session's addresses by name, or None if the session has only the agent's address."""
         named = self._addresses.named.of(Recipe.of(session).feature_options)
         if named is None:
             return None
@@ -97,7 +100,7 @@ class Identities:
         return proof + self._masked(session.id, proof)
 
     def _masked(self, session_id: str, proof: str) -> str:
-        """XOR an id with a mask that is derived from `proof`. A second call with the result restores the id."""
+        """XOR an id with a mask derived from `proof`. A second call, with the result, restores the id."""
         mask = self._additional_keyed.of("id", proof)[:DIGITS]
         return f"{int(session_id, 16) ^ int(mask, 16):0{DIGITS}x}"
 
@@ -109,7 +112,7 @@ class Identities:
     def session_id_in(self, key: str) -> str:
         """Return the session id in the key of an additional address.
 
-        The caller must check the key with `name_of`, because an invented key has an id, too.
+        The caller must check the key with `name_of`, because an invented key also yields an id.
         """
         return self._masked(key[DIGITS:], key[:DIGITS])
 
@@ -129,7 +132,7 @@ class Identities:
         """Return whether a stored session matches its agent key."""
         try:
             return hmac.compare_digest(session.agent_key.encode(), self.agent_key(session).encode())
-        except (AttributeError, TypeError, ValueError):  # the store is damaged, and a value has another type
+        except (AttributeError, TypeError, ValueError):  # the store is damaged, so a value has another type
             return False
 
     def check(self, session: StoredSession) -> None:

@@ -1,4 +1,4 @@
-"""Manager of all sessions: the interface for JSON-RPC methods and features.
+"""Manager of all sessions: the interface that JSON-RPC methods and features use.
 
 Its coroutines run blocking work and toolpacks' code in threads, with a deadline. Reads return only committed data.
 """
@@ -55,13 +55,13 @@ class SessionManager:
     """Operations on all sessions of the server.
 
     An `owner` is the name of the request's token, or "" if the server has no tokens. An owner can access only its own
-    sessions. The server itself and agents' addresses pass None, which gives access to all sessions.
+    sessions. The server itself and the code for agents' addresses pass None, which allows access to all sessions.
 
     Attributes:
-        queues: The queues of operations, which run them.
+        queues: The queues that run operations.
         factory: The factory of sessions.
-        heavy_reader: A reader without a size limit, for work in `compute`.
-        watchers: Features' observers of sessions.
+        heavy_reader: A reader without a size limit, for work that runs in `compute`.
+        watchers: Features' observers of changes to sessions.
         tracer: The tracer of calls. None if no feature has one.
     """
 
@@ -72,7 +72,7 @@ class SessionManager:
         self._store = context.store
         self._settings = context.settings
         self._agents: dict[str, tuple[str, str, str]] = {}
-        self._agent_keys: dict[str, list[str]] = {}  # the keys of `_agents`, by session
+        self._agent_keys: dict[str, list[str]] = {}  # for each session, its keys in `_agents`
         self.queues = Queues(context.store, context.settings, measure, context.runner.capacity)
         cache, clock = self.queues.cache, self.queues.clock
         self._reader = SessionReader(context, cache, clock, HEAVY_BYTES)
@@ -96,7 +96,7 @@ class SessionManager:
         creation: Creation | None = None,
         details: Mapping[str, Any] = MappingProxyType({}),
     ) -> Session:
-        """Create a session. With the call_id of an earlier request, return the session that it created.
+        """Create a session. For a request with the call_id of an earlier request, return the earlier session.
 
         Args:
             owner: The owner of the session.
@@ -124,7 +124,7 @@ class SessionManager:
         new = prepare()
         if not new.has_default_environments:
             return await self.run_authors(lambda: self.factory.create(new), owner, "create", effect_text=effect_text)
-        # The environments are usually cached, so creating the session is quick. Otherwise building them may take long.
+        # The environments are usually cached, so creating the session is quick. Otherwise, building them can take long.
         if all(map(self._context.initial.has, new.request.toolpacks or ())):
             return cast("Session", await self._created[repeatable].do(new))
         return await self._do(lambda: self.factory.create(new), effect_text)
@@ -137,7 +137,7 @@ class SessionManager:
         *,
         again: Mapping[str, Any] | None = None,
     ) -> list[Session]:
-        """Create forks of a version. With the call_id of an earlier request, return the forks that it created.
+        """Create forks of a version. For a request with the call_id of an earlier request, return the earlier forks.
 
         Args:
             owner: The owner of the session.
@@ -151,7 +151,7 @@ class SessionManager:
         fork = partial(self.factory.fork, self.heavy_reader, request=request, creation=creation, again=again)
 
         def fork_small() -> list[Session] | ForkSource:
-            """Create the forks, or return the source if it is too large for a quick thread."""
+            """Create the forks, or return their source if it is too large for a quick thread."""
             earlier = self.factory.earlier_forks(owner, creation, request)
             if earlier:
                 return earlier
@@ -196,9 +196,9 @@ class SessionManager:
     def unfinished(self, session: StoredSession, head: Head) -> list[SessionOperation]:
         """Return operations that run the pending consequences of a session's last call, such as events.
 
-        Usually there are none. Consequences are pending if the server was too busy to run them, or if this worker
-        hasn't checked the session's conditions yet. An evaluation runs the operations first, so it also waits for a
-        running call. Call this method in a thread, because hooks may read the store.
+        Usually the list is empty. Consequences are pending if the server was too busy to run them, or if this worker
+        hasn't checked the session's conditions yet. An evaluation runs these operations first, so it also waits for a
+        running call. Call this method in a thread, because hooks can read the store.
         """
         hooks = (hook for hook in self._context.operation_hooks if isinstance(hook, OperationHook))
         operations = (hook.unfinished(session, head) for hook in hooks if hook.concerns(session))
@@ -207,7 +207,7 @@ class SessionManager:
     async def cancel_call(self, session_id: str, owner: str, request: CallRequest) -> None:
         """Record a call with a call_id as cancelled, unless the call is committed.
 
-        The caller ensures that this worker doesn't run the call any more.
+        The caller must ensure that this worker isn't running the call any more.
 
         Raises:
             RequestError: The request was refused, and nothing has changed.
@@ -225,7 +225,8 @@ class SessionManager:
         try:
             return await self.queues.run(operation)
         except asyncio.CancelledError:
-            operation.on_unheard = partial(self._notify_of, operation)  # its consequences may be committed later
+            # A later commit can still contain its consequences.
+            operation.on_unheard = partial(self._notify_of, operation)
             self.queues.cancel(operation)
             raise
         except SessionNotFoundError:
@@ -236,12 +237,12 @@ class SessionManager:
                 self._notify([operation.session_id])
 
     def _notify_of(self, operation: SessionOperation) -> None:
-        """Notify the watchers of an operation, if it is one that they are told of."""
+        """Notify the watchers after an operation, unless its class excludes that."""
         if operation.is_told:
             self._notify([operation.session_id])
 
     def _notify(self, session_ids: Iterable[str]) -> None:
-        """Tell the watchers that these sessions have changed."""
+        """Notify the watchers that these sessions have changed."""
         for watcher in self.watchers:
             for session_id in session_ids:
                 watcher.changed(session_id)
@@ -256,8 +257,8 @@ class SessionManager:
     async def read(self, read: Callable[[SessionReader], T], owner: str = "", effect_text: str = NOTHING_CHANGED) -> T:
         """Read sessions in a thread: `await sessions.read(lambda reader: reader.describe(session_id, owner), owner)`.
 
-        If `read` raises a `HeavyReadError`, it is repeated in `compute` with a reader without a size limit. At most two
-        heavy reads run at once, at most one per owner, and owners take turns.
+        If `read` raises a `HeavyReadError`, it runs again in `compute`, with a reader without a size limit. At most two
+        heavy reads run at once, and at most one per owner. Owners take turns.
         """
         try:
             return await self._do(lambda: read(self._reader), effect_text)
@@ -270,7 +271,7 @@ class SessionManager:
         Args:
             work: The work.
             owner: The owner of the request. Owners take turns.
-            kind: Name for work that takes about the same time.
+            kind: Label that groups work of similar duration, used to predict how long such work takes.
             effect_text: End of the error message if the work misses its deadline, such as "nothing has changed".
         """
         job = ThreadJob(work, self._settings.timeout_seconds, "reads", kind, owner, effect_text=effect_text)
@@ -284,13 +285,13 @@ class SessionManager:
         timeout_seconds: float | None = None,
         effect_text: str = NOTHING_CHANGED,
     ) -> T:
-        """Run code of a toolpack other than a function, such as an evaluator, in a thread, and return its result.
+        """Run code of a toolpack that isn't a function, such as an evaluator, in a thread, and return its result.
 
         Args:
             work: The work.
             owner: The owner of the request. Owners take turns.
-            kind: Name for work that takes about the same time.
-            timeout_seconds: Deadline of the work. Default: the deadline of a call.
+            kind: Label that groups work of similar duration, used to predict how long such work takes.
+            timeout_seconds: Deadline of the work in seconds. Default: the deadline of a call.
             effect_text: End of the error message if the work misses its deadline, such as "nothing has changed".
         """
         seconds = self._settings.timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -318,11 +319,11 @@ class SessionManager:
         return toolpacks
 
     async def agent_session(self, agent_key: str) -> tuple[str, str, str]:
-        """Return the result of `SessionReader.agent_session`, with a cache."""
+        """Return the result of `SessionReader.agent_session`. A cache makes repeated requests fast."""
         entry = self._agents.get(agent_key)
         if entry is None:
             entry = await self.read(lambda reader: reader.agent_session(agent_key))
-            if len(self._agents) >= MAX_CACHED_AGENTS:  # rare, so all entries may go
+            if len(self._agents) >= MAX_CACHED_AGENTS:  # the cache is rarely full, so clearing it is good enough
                 self._agents.clear()
                 self._agent_keys.clear()
             self._agents[agent_key] = entry
@@ -372,7 +373,10 @@ class SessionManager:
         self._notify([session_id])
 
     def _close_batch(self, requests: Sequence[tuple[str, str]]) -> list[SessionNotFoundError | None]:
-        """Close sessions by id and owner, in one transaction. Return an error for each request that has no session."""
+        """Close sessions in one transaction.
+
+        Each request is a session's id and owner. Return an error for each request whose owner has no such session.
+        """
         owners = {session_id: self._owner(session_id) for session_id, _ in requests}
         closed = {*self._delete([session_id for session_id, owner in {*requests} if owners[session_id] == owner])}
         answers: list[SessionNotFoundError | None] = []
@@ -385,7 +389,7 @@ class SessionManager:
         return answers
 
     def _owner(self, session_id: str) -> str | None:
-        """Return a session's owner, which never changes, or None if there is no session."""
+        """Return a session's owner, which never changes, or None if the session doesn't exist."""
         state = self.queues.cache.get(session_id)
         if state is not None:
             return state.session.owner
@@ -409,7 +413,7 @@ class SessionManager:
     async def sweep(self) -> None:
         """Delete expired sessions, and the remaining data of closed sessions, every second until cancelled.
 
-        Sessions expire only here, by the store's time.
+        Sessions expire only here, according to the store's time.
         """
 
         def sweep_some() -> Sequence[str]:
@@ -424,7 +428,7 @@ class SessionManager:
         with contextlib.suppress(InternalError, RequestError):  # the store may be unavailable
             await self._do(self.heavy_reader.check_key)
         while True:
-            # A failure is logged elsewhere, and the next round tries again.
+            # The failure is logged elsewhere, and the next round tries again.
             with contextlib.suppress(InternalError, RequestError):
                 while expired := await self._do(sweep_some):
                     self._notify(expired)
@@ -445,7 +449,7 @@ class SessionManager:
         return await self._do(lambda: self._store.count(owner))
 
     async def ping_store(self) -> tuple[bool, str]:
-        """Return whether the store can be written now, and if not, why."""
+        """Return whether the server can write to the store now, and if not, the reason."""
         try:
             await asyncio.wait_for(self._do(self._store.ping), PING_SECONDS)
         except RequestError as error:
@@ -455,11 +459,11 @@ class SessionManager:
         return True, ""
 
     def load(self) -> tuple[int, int, int]:
-        """Return the numbers of waiting calls, stuck threads, and sessions in the cache."""
+        """Return this worker's load: the numbers of waiting calls, of stuck threads, and of sessions in the cache."""
         return self.queues.waiting(), self.queues.threads.stuck_threads(), len(self.queues.cache)
 
     def begin_draining(self) -> None:
-        """Tell the watchers to end all their waits for events. Running work continues."""
+        """Make the watchers end all waits for events. Running work continues."""
         for watcher in self.watchers:
             watcher.draining()
 
@@ -480,7 +484,7 @@ def may_be_created(*, repeatable: bool) -> str:
     """Return the end of the error message for a request to create a session that missed its deadline.
 
     Args:
-        repeatable: The request has a call_id.
+        repeatable: Whether the request has a call_id.
     """
     advice = ": send the request again, with its call_id" if repeatable else ""
     return f"a session may still be created{advice}"

@@ -1,7 +1,7 @@
 """Nested calls in the record of a call.
 
-The record lists all nested calls of a call. Long arguments and results are cut. If a nested call didn't return, its
-error is the error of the whole call.
+The record lists all nested calls of a call. Long arguments and results are cut. A nested call that didn't return gets
+the error of the whole call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ MAX_NESTED_CALLS = 100
 
 
 class NestedRecord:
-    """Nested calls of one call, for its record.
+    """Nested calls of one call, prepared for the record of that call.
 
     Args:
         calls: The nested calls.
-        max_bytes: Maximum size of all arguments together, and of all results together. If a total is larger, each long
-            value is cut.
+        max_bytes: Maximum total size of the arguments, and of the results. If a total is larger, each long value is
+            cut.
     """
 
     def __init__(self, calls: Sequence[NestedCall], max_bytes: int) -> None:
@@ -34,8 +34,8 @@ class NestedRecord:
         """Return the nested calls as JSON objects for the record.
 
         Args:
-            results: Results of the first nested calls, which returned, in order.
-            error: Error of the whole call, if it failed. The other nested calls get it.
+            results: Results of the nested calls that returned, in order. These are the first nested calls.
+            error: Error of the whole call, if it failed. The nested calls without a result get this error.
         """
         texts = _cut_together(results, self._max_bytes)
         short = error and cut_error(error, SMALL_BYTES)
@@ -52,7 +52,7 @@ class NestedRecord:
 
 
 def _cut_together(texts: Sequence[bytes], max_bytes: int) -> Sequence[bytes]:
-    """Return JSON texts. If they are too large together, each long text is cut."""
+    """Return the JSON texts. If their total size is too large, cut each long text."""
     if sum(map(len, texts)) <= max_bytes:
         return texts
     return [cut_if_longer(text, min(SMALL_BYTES, max_bytes)) for text in texts]

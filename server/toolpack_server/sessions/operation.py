@@ -1,7 +1,7 @@
 """Base classes of operations on a session, and of hooks around operations.
 
 `SessionOperation` handles the deadline, repeated call_ids, the record, the quotas and the answer. A subclass implements
-the change. Hooks of features run before and after the change. The record and the change are stored in one commit. A
+the change, and hooks of features run before and after the change. The change and its record are stored in one commit. A
 refused operation changes nothing and has no record.
 """
 
@@ -29,7 +29,7 @@ LINK_LATE = "The events before this call took too long, so the call wasn't run. 
 
 
 class SessionFacts(NamedTuple):
-    """Facts about a session that never change. All its operations share one object.
+    """Facts about a session that never change. All operations of the session share one object.
 
     Attributes:
         recipe: The recipe.
@@ -43,7 +43,7 @@ class SessionFacts(NamedTuple):
 def check_facts(context: SessionContext, session: StoredSession) -> SessionFacts:
     """Check a session that was read from the store, and return its facts.
 
-    Raise the errors of `SessionContext.check_session`.
+    Raise the same errors as `SessionContext.check_session`.
     """
     context.check_session(session)
     hooks = (hook for hook in context.operation_hooks if isinstance(hook, OperationHook) and hook.concerns(session))
@@ -53,26 +53,27 @@ def check_facts(context: SessionContext, session: StoredSession) -> SessionFacts
 class SessionOperation:
     """Operation on a session. The engine's `Operation` documents when each method is called.
 
-    `prepare` and `change` raise a `RequestError` to refuse the operation. Nothing has changed then.
+    `prepare` and `change` raise a `RequestError` to refuse the operation, which then changes nothing.
 
     Args:
-        owner: Required owner of the session.
+        owner: Owner that the session must have.
         call_id: Idempotency key of the request, if it has one.
 
     Attributes:
         method: JSON-RPC method of the operation.
-        kind: Operations of one kind take about the same time. Default: the method.
-        lane: Lane that limits slow operations.
+        kind: Label that groups operations of similar duration, used to predict how long such an operation takes.
+            Default: the method.
+        lane: Lane of the operation, which limits how many slow operations run at once.
         record_kind: Name of the record's kind.
-        starts_clock: Whether the operation starts the clock of its deadline itself. Otherwise `steps` starts it.
+        starts_clock: Whether the operation itself starts the clock of its deadline. If not, `steps` starts the clock.
         by: Name of the address that received the request, or `client`.
-        facts: Facts about the session. `steps` sets them before it calls `prepare`.
+        facts: Facts about the session. `steps` sets this attribute before it calls `prepare`.
         trace: Trace of the call. None if no feature traces calls.
         hook_scratch: Data that a hook passes from `before` to `after`, by hook.
-        links: Number of operations that hooks have run before this operation.
-        is_told: Whether watchers are notified after the operation.
-        on_unheard: Callback on the event loop, if the operation ends after its caller has stopped waiting.
-        late: Error message of a missed deadline. `{:g}` is replaced by the seconds.
+        links: Number of operations that hooks have run ahead of this operation.
+        is_told: Whether the server notifies the watchers after the operation.
+        on_unheard: Callback for an operation that ends after its caller has stopped waiting. It runs on the event loop.
+        late: Error message of a missed deadline. `{:g}` stands for the deadline in seconds.
     """
 
     after_commits = False
@@ -119,8 +120,8 @@ class SessionOperation:
 
         Args:
             record: The record.
-            shown: The members of the record that clients see.
-            private: The members that only the server reads, including those of `private_members`.
+            shown: The record's fields that clients see.
+            private: The fields that only the server reads, including those from `private_members`.
         """
         raise NotImplementedError
 
@@ -129,17 +130,20 @@ class SessionOperation:
         raise NotImplementedError
 
     def private_members(self, change: Effect) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it
-        """Return the private members of the record that `repeated` needs."""
+        """Return the record's private fields, which `repeated` needs."""
         return {}
 
     def too_large(self, error: TooLargeError) -> Any:
-        """Return the answer for an operation that exceeds a quota, or raise the error. Nothing is committed."""
+        """Return the answer for an operation that exceeds a quota, or raise the error.
+
+        In both cases, nothing is committed.
+        """
         raise error
 
     # Common behaviour
 
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        """Run `change` as a generator without steps. A subclass may yield coroutines, which the caller awaits."""
+        """Run `change` as a generator that yields nothing. A subclass can yield coroutines, which the caller awaits."""
         return self.change(state, start_clock)
         yield  # makes the method a generator
 
@@ -154,7 +158,7 @@ class SessionOperation:
         self.facts = facts
         feature_options = facts.recipe.feature_options
         limited = self.by != CLIENT and feature_options
-        if limited:  # `prepare` may run a toolpack's code to determine the address's functions, so it has a deadline
+        if limited:  # To determine the address's functions, `prepare` might run a toolpack's code, so it has a deadline
             start_clock(context.settings.timeout_seconds, context.settings.timeout_seconds)
         seconds = self.prepare(state)
         if limited:
@@ -162,8 +166,9 @@ class SessionOperation:
         self._started_at = time.time()
         if not self.starts_clock:
             start_clock(seconds)
-        if self.recorded_call_id is not None and not self.links:  # with links, this was done before the first link
-            # Records of earlier operations that aren't stored yet are in `state.uncommitted`.
+        # If hooks have run other operations, the first run has checked this.
+        if self.recorded_call_id is not None and not self.links:
+            # `state.uncommitted` contains records of earlier operations that aren't stored yet.
             earlier = self.earlier_record(feature_options, state.uncommitted)
             if earlier is not None:
                 return Effect(self.repeated(*earlier))
@@ -190,16 +195,16 @@ class SessionOperation:
 
         Args:
             feature_options: Feature data of the session's recipe.
-            uncommitted: Records that may not be stored yet, by stored call_id.
+            uncommitted: Records that might not be stored yet, by stored call_id.
 
         Raises:
             CallIdReusedError: The record belongs to another request.
         """
         call_id = self.recorded_call_id or ""
-        parameters = dumps([self.method, *self.asked()], sort_keys=True)  # sorted: the order of members is irrelevant
+        parameters = dumps([self.method, *self.asked()], sort_keys=True)  # sorted: the order of fields is irrelevant
         self._digest = hashlib.blake2b(parameters, digest_size=16).hexdigest()
         if self.by != CLIENT and feature_options and self.context.addresses.named.of(feature_options):
-            # In a session with several addresses, each address has its own call_ids.
+            # If a session has several addresses, two of them might use the same call_id, so add the address's name.
             call_id = self.recorded_call_id = f"{self.by}/{self.call_id}"
         stored = stored_call_id(call_id, self.by)
         record = uncommitted.get(stored) or self.context.store.record_of_call(self.session_id, stored)
@@ -230,34 +235,36 @@ class SessionOperation:
         raise DeadlineError(self.late.format(self.context.settings.timeout_seconds))
 
     def link_timeout_error(self, error: Exception | None) -> Exception:  # noqa: ARG002 - a subclass uses it
-        """Return the caller's error, because an operation that a hook has run before this one missed its deadline."""
+        """Return the error for the caller, because an operation that a hook ran first has missed its deadline."""
         return OverloadedError(LINK_LATE)
 
     def ended_unheard(self) -> None:
-        """Handle the end of the operation, if its caller has stopped waiting."""
+        """Handle the end of an operation after its caller has stopped waiting."""
         if self.on_unheard is not None:
             self.on_unheard()
 
 
 class OperationHook(SessionHook):
-    """Hook of a feature around the operations on sessions. A subclass overrides the methods that it needs.
+    """Hook that a feature runs before and after operations on sessions. A subclass overrides the methods that it needs.
 
-    `before` raises a `RequestError` to refuse an operation. The hook is called only if `concerns` returns True for the
-    session.
+    `before` can raise a `RequestError` to refuse an operation. The server calls the hook only for sessions for which
+    `concerns` returns True.
 
     A hook can derive its own state from a session's records, and cache this state in `state.hook_state[self]`. The
-    cache belongs to the session's last record. It is lost when the session is read from the store again.
+    cached state belongs to the session's last record. It is lost when the server reads the session from the store
+    again.
     """
 
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Any:
-        """Prepare an operation. The method runs in the operation's thread and may block.
+        """Prepare an operation. The method runs in the operation's thread and is allowed to block.
 
-        It isn't called for a repeated request. It returns:
+        The method isn't called for a repeated request. It returns:
 
         - None, to continue.
-        - An `Effect` with `next`, to run other operations first: `next` is the first of them. If the last operation's
-          `next` is this operation, it runs again from its beginning. Call `CallOperation.restart` before you return.
-        - Any other value, as the answer. The operation then doesn't run and isn't recorded.
+        - An `Effect` with `next`, to run other operations first. `next` is the first of these operations. If the `next`
+          of the last of them is this operation, this operation runs again from its beginning. In this case, call
+          `CallOperation.restart` before you return.
+        - Any other value, which becomes the answer. The operation then doesn't run and isn't recorded.
 
         To record a call without running its function, set `CallOperation.outcome` and return None.
         """
@@ -265,14 +272,15 @@ class OperationHook(SessionHook):
     def unfinished(self, session: StoredSession, head: Head) -> SessionOperation | None:
         """Return an operation that runs the pending consequences of the session's last record, or None.
 
-        Consequences, such as events, are pending if the server was too busy to run them. If the hook must run a
-        toolpack's code to know that, it returns an operation that runs the code. The method may read the store.
+        Consequences, such as events, are pending if the server was too busy to run them. If only a toolpack's code can
+        decide whether consequences are pending, the hook returns an operation that runs this code. The method is
+        allowed to read the store.
         """
 
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
         """Process the effect of an operation before the effect is recorded.
 
-        The method may add to `change.members`, `change.private` and `change.hook_state`. It may replace
-        `change.answer`. The agent then gets the new answer, now and if it repeats the request. After a missed deadline
-        the method is called under a lock, so it must be quick.
+        The method can add to `change.members`, `change.private` and `change.hook_state`. It can also replace
+        `change.answer`. The agent then gets the new answer, now and whenever it repeats the request. After a missed
+        deadline, the method is called under a lock, so it must be quick.
         """

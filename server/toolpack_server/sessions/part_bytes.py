@@ -1,6 +1,6 @@
 """Bytes of a version's parts, read from the store on demand.
 
-All code reads the bytes of parts through this class. So results are the same whether or not the worker has cached them.
+All code reads the bytes of parts through this class, so results don't depend on what the worker has cached.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from toolpack_server.volumes.volume import is_piece
 
 
 class PartBytes(dict[str, bytes]):
-    """Mapping from parts to their bytes. Missing bytes are read from the store and then kept in memory.
+    """Mapping from parts to their bytes. Bytes that aren't in memory are read from the store and then kept.
 
     Pieces of volumes aren't kept, because the server caches volumes as working copies instead.
 
     Args:
         store: The store.
         parts: Blob ids by part.
-        cached: Bytes by part that are in memory already.
-        unstored: Blobs, by id, with a commit in progress. Another thread may remove an entry after it is stored.
+        cached: Bytes that are already in memory, by part.
+        unstored: Blobs that a commit is storing now, by id. Another thread can remove an entry when its blob is stored.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class PartBytes(dict[str, bytes]):
     def __missing__(self, part: str) -> bytes:
         """Return the bytes of a part that isn't in memory."""
         blob_id = self._parts[part]
-        blob = self._unstored.get(blob_id)  # first, because an entry is removed only after the store has the blob
+        # Look here before the store, because an entry is removed only after the store contains the blob.
+        blob = self._unstored.get(blob_id)
         if blob is None:
             blob = self._store.blobs([blob_id])[blob_id]
         if not is_piece(part):

@@ -1,13 +1,13 @@
 """Paths of sessions: the records that led to a version, including records of the session's ancestors.
 
-A reset goes back on the path: records after the version that it restores leave the path. A call that changes
-nothing belongs to the version that it read. A fork's path begins with its parent's path up to the forked version, but
-without the answer, because each fork submits its own. The fork stores only a reference: its parent, the version, and
-the parent's last record at that time. The store keeps the referenced records even if the parent is closed.
+A reset goes back on the path: it removes the records after the restored version from the path. A call that changes
+nothing belongs to the version that it read. A fork's path begins with its parent's path up to the forked version. It
+omits the parent's answer, because each fork submits its own answer. The fork stores only a reference: its parent, the
+version, and the parent's last record at that time. The store keeps the referenced records even if the parent is closed.
 
-Paths depend only on data with an HMAC: records, and the values of a session that never change. So an attacker who can
-write to the store can't give a fork another past. If the store loses its newest records, the referenced record is
-missing or has another id, so the path is refused.
+Paths depend only on data that an HMAC protects: records, and the values of a session that never change. So an attacker
+who can write to the store can't give a fork another past. If the store loses its newest records, the referenced record
+is missing or has another id, so reading the path fails.
 """
 
 import threading
@@ -36,7 +36,7 @@ Line = tuple[str, bytes]
 
 
 class _CachedTree:
-    """Record tree of a session, and the lock for extending it."""
+    """Record tree of a session in the cache, and the lock that a thread holds while it extends the tree."""
 
     def __init__(self, kinds: RecordKinds) -> None:
         self.lock = threading.Lock()
@@ -50,7 +50,7 @@ class _PathSegment(NamedTuple):
         before: The previous segment, which belongs to the parent session. None for the first segment.
         session_id: The session.
         point: The fork point at the end of the segment. None for the last segment.
-        ranges: Indices of the records in the session.
+        ranges: Indices that the records have in their session.
         start: Position of the segment's first record on the path.
         stop: Position after the segment's last record on the path.
     """
@@ -72,7 +72,7 @@ def _segment(
 
 
 class _Piece(NamedTuple):
-    """Records of a segment that are read in one step."""
+    """Records of a segment that one request to the store reads."""
 
     session_id: str
     point: ForkPoint | None
@@ -83,9 +83,9 @@ class PathMessage(NamedTuple):
     """Reference to the record of a participant's message.
 
     Attributes:
-        session_id: The session that has the record.
+        session_id: The session that contains the record.
         point: The fork point at the end of the record's segment. None for the last segment.
-        record: Index of the record in the session.
+        record: Index of the record in that session.
         by: The sender.
         to: The recipient. None means all participants.
     """
@@ -102,8 +102,8 @@ class PathRecord:
     """A record on the path that led to a version.
 
     Attributes:
-        shown: The members that clients see.
-        own: Whether the record belongs to the session itself, not to an ancestor.
+        shown: The fields that clients see.
+        own: Whether the record belongs to the session itself and not to an ancestor.
     """
 
     shown: Mapping[str, Any]
@@ -157,7 +157,7 @@ class Paths:
             ]
 
     def message_lines(self, session: StoredSession, messages: Sequence[PathMessage]) -> Iterator[bytes]:
-        """Yield the records of messages, as the JSON that clients see. Raise the errors of `lines`."""
+        """Yield the records of messages, as the JSON that clients see. Raise the same errors as `lines`."""
         pieces = [_Piece(each.session_id, each.point, range(each.record, each.record + 1)) for each in messages]
         with self._unless_closed(session):
             for start in range(0, len(pieces), READ_BATCH):
@@ -187,10 +187,10 @@ class Paths:
         """Yield records as clients see them, after checking that the records at the fork points are unchanged.
 
         A record's HMAC shows that the record belongs to its session, but not that it was there when the session was
-        forked. If the record at the fork point has the expected id, then all records before it were there, too.
+        forked. If the record at the fork point has the expected id, all records before it were there as well.
         """
         points = {piece.point for piece in pieces if piece.point is not None}
-        # Fork points with a record that isn't in the pieces.
+        # Fork points at a record that the pieces don't contain.
         other_points = {piece.point for piece in pieces if piece.point and piece.point.last not in piece.indices}
         queries = [(piece.session_id, piece.indices) for piece in pieces]
         queries += [(point.session_id, range(point.last, point.last + 1)) for point in other_points]
@@ -207,9 +207,9 @@ class Paths:
                 yield session_id, self._records.read(session_id, records[session_id, index])[0]
 
     def evidence(self, session: StoredSession, version: int) -> tuple[Mapping[str, str], list[PathRecord]]:
-        """Return the initial parts and the path of a version, for an evaluator. Raise the errors of `lines`.
+        """Return the initial parts and the path of a version, for an evaluator. Raise the same errors as `lines`.
 
-        The initial parts are version 0 of the session's oldest ancestor.
+        The initial parts are those of version 0 of the session's oldest ancestor.
         """
         path = [PathRecord(loads(line), own=origin == session.id) for origin, line in self.lines(session, version)]
         root, point = session.id, session.parent
@@ -220,9 +220,10 @@ class Paths:
 
     @contextmanager
     def _unless_closed(self, session: StoredSession) -> Iterator[None]:
-        """In a block, replace `StateDamagedError` by `SessionNotFoundError` if the session was closed meanwhile.
+        """In a `with` block, replace `StateDamagedError` by `SessionNotFoundError` if the session was closed meanwhile.
 
-        Records of a closed session are missing, so without this the error would say that the store is damaged.
+        The records of a closed session are missing. Without this replacement, the error would say that the store is
+        damaged.
         """
         try:
             yield
@@ -275,7 +276,7 @@ class Paths:
         return bisect_right(range(last + 1), version, key=version_of) - 1
 
     def private(self, session_id: str, index: int) -> bytes:
-        """Return the line of a record that only the server reads. Raise the errors of `lines`."""
+        """Return the line of a record that only the server reads. Raise the same errors as `lines`."""
         for record in self._store.records(session_id, index - 1, 1):
             return self._records.read(session_id, record)[1]
         raise SessionNotFoundError
@@ -286,10 +287,10 @@ class Paths:
         with cached.lock:
             tree = cached.tree
             count = len(tree)
-            # Also read the tree's last record again, to see whether it is still in the store.
+            # Also read the tree's last record again, to check that the store still contains it.
             records = self._store.records(session_id, count - 2, READ_BATCH)
             if count and not (records and records[0].id == tree.last_id):
-                # The store has lost its newest records, and may have new records in their place. So start again.
+                # The store has lost its newest records, and might have new records in their place. So build a new tree.
                 cached.tree = tree = RecordTree(self._kinds)
                 count = 0
                 records = self._store.records(session_id, -1, READ_BATCH)

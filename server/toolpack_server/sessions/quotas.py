@@ -1,8 +1,8 @@
 """Quotas: limits on the bytes that a session and an owner may store.
 
-All stored data counts. The store counts the bytes at intervals. Between two counts, a worker adds its own commits to
-the last count, but doesn't know the commits of other workers. So each worker may exceed an owner's limit by `OWN_SHARE`
-of the limit. A request is refused only after a recent count.
+All stored data counts. The store counts the bytes at intervals. Between two counts, a worker adds the bytes of its own
+commits to the last count, but doesn't know those of other workers. So each worker can exceed an owner's limit by
+`OWN_SHARE` of the limit. Before a worker refuses a request, it makes sure that the count is recent.
 """
 
 import threading
@@ -16,15 +16,15 @@ from toolpack_server.stores.base import SessionStore
 
 RECOUNT_SECONDS = 10.0
 RECOUNT_FULL_SECONDS = 1.0  # maximum age of a count before a request is refused
-RECOUNT_SHARE = 0.01  # maximum share of time for counting, so that counts of an owner with much data are rarer
-OWN_SHARE = 0.01  # share of an owner's limit that a worker may add before the store counts again
+RECOUNT_SHARE = 0.01  # maximum share of the time for counting, so an owner with much data is counted less often
+OWN_SHARE = 0.01  # share of an owner's limit that a worker can add before the store counts again
 
 
 @dataclass(slots=True)
 class _Count:
-    """Estimated bytes of an owner, and the last count."""
+    """Estimate of an owner's bytes, based on the last count by the store."""
 
-    stored: int  # the estimate
+    stored: int  # estimated bytes
     counted: int
     counted_at: float  # start of the count, on the monotonic clock
     seconds: float  # duration of the count
@@ -40,12 +40,12 @@ class Quotas:
         self._lock = threading.Lock()  # protects `_counts`
 
     def check_session(self, state: SessionState, added: int, *, at_least: bool = False) -> None:
-        """Check that a session and its owner may store `added` more bytes.
+        """Check that a session and its owner are allowed to store `added` more bytes.
 
         Args:
             state: The state of the session.
             added: The number of bytes.
-            at_least: Whether `added` is a minimum. The caller then checks again when it knows the number.
+            at_least: Whether `added` is only a minimum. The caller then checks again when it knows the exact number.
 
         Raises:
             TooLargeError: A quota is exceeded.
@@ -62,12 +62,12 @@ class Quotas:
         self.check_owner(state.session.owner, added, at_least=at_least)
 
     def check_owner(self, owner: str, added: int, *, at_least: bool = False) -> None:
-        """Check that an owner may store `added` more bytes.
+        """Check that an owner is allowed to store `added` more bytes.
 
         Args:
             owner: The owner.
-            added: The number of bytes. It is added to the estimate.
-            at_least: Whether `added` is a minimum, which isn't added to the estimate yet.
+            added: The number of bytes, which this method adds to the estimate.
+            at_least: Whether `added` is only a minimum, which this method doesn't add to the estimate yet.
 
         Raises:
             TooLargeError: The quota is exceeded.
@@ -87,7 +87,7 @@ class Quotas:
             count.stored += added
 
     def _count(self, owner: str, seconds: float) -> _Count:
-        """Return the count of an owner's bytes. The store counts again if the last count is older than `seconds`."""
+        """Return the estimate of an owner's bytes. The store counts again if the last count is older than `seconds`."""
         now = time.monotonic()
         with self._lock:
             count = self._counts.get(owner)
@@ -96,7 +96,7 @@ class Quotas:
         return count
 
     def _recount(self, owner: str) -> _Count:
-        """Let the store count the bytes of an owner."""
+        """Make the store count the bytes of an owner, and return a new estimate."""
         began = time.monotonic()
         stored = self._store.stored_bytes(owner)
         count = _Count(stored, stored, began, time.monotonic() - began)

@@ -1,6 +1,6 @@
 """Reader of sessions: descriptions, environments as JSON, differences, traces and exact snapshots.
 
-The methods block and may run a toolpack's code, so they must run in threads. They read only committed data. Reading a
+The methods block and might run a toolpack's code, so they must run in threads. They read only committed data. Reading a
 session extends its expiry.
 """
 
@@ -52,9 +52,9 @@ from toolpack_server.volumes.volume import is_piece
 
 __all__ = ["SessionQuery", "SessionReader"]
 
-RECORDS_BATCH = 16  # number of records that are read in one step; each can be large
+RECORDS_BATCH = 16  # number of records that one request to the store reads; it is small because records can be large
 SESSIONS_BATCH = 100
-SESSIONS_FOR_KEY = 20  # number of sessions that a starting server uses to check its key
+SESSIONS_FOR_KEY = 20  # number of stored sessions with which a starting server checks its key
 
 
 def invalid_sessions(invalid: int, stored: int) -> str:
@@ -66,7 +66,9 @@ def invalid_sessions(invalid: int, stored: int) -> str:
 
 
 class SessionReader:
-    """Reader of an owner's sessions. The server itself and agents' addresses pass None as owner to read any session.
+    """Reader of an owner's sessions.
+
+    The server itself and the code for agents' addresses pass None as owner, to read any session.
 
     Args:
         context: The shared services.
@@ -102,7 +104,7 @@ class SessionReader:
         return entry
 
     def find(self, session_id: str, owner: str | None, *, renew: bool = True) -> tuple[StoredSession, Head]:
-        """Return a session and its head, after checking the session. Raise the errors of `get`, too.
+        """Check a session, and return it with its head. Also raise the errors that `get` raises.
 
         Args:
             session_id: The session.
@@ -117,7 +119,8 @@ class SessionReader:
         now = self._clock.now()
         if renew and session.expires_at < now + session.ttl_seconds:
             session = replace(session, expires_at=expiry(session.ttl_seconds, now))
-            with suppress(OverloadedError):  # a store that can't be written, as on a full disk, can still be read
+            # A store can still be read when it can't be written, for example on a full disk.
+            with suppress(OverloadedError):
                 self._store.renew(session_id, session.expires_at)
             cached = self._cache.get(session_id)
             if cached is not None:
@@ -129,7 +132,7 @@ class SessionReader:
 
         Args:
             session_id: The session.
-            head: The head of the session, which has the parts of the current version.
+            head: The head of the session, which contains the parts of the current version.
             version: The version.
 
         Raises:
@@ -138,7 +141,7 @@ class SessionReader:
         return head.parts if version == head.version else self._store.parts_at(session_id, version)
 
     def agent_session(self, agent_key: str) -> tuple[str, str, str]:
-        """Return the id and owner of the session with this key of an address, and the name of the address.
+        """Return the id and owner of the session that has an address with this key, and the name of the address.
 
         Raises:
             SessionNotFoundError: No session has this key.
@@ -153,8 +156,8 @@ class SessionReader:
         session, _ = entry
         if not is_additional and session.agent_key != agent_key:
             raise StateDamagedError(
-                "The stored session isn't the one for which this agent path was made: restore a backup, or close the "
-                "session."
+                "The stored session isn't the session for which this agent path was created: restore a backup, or "
+                "close the session."
             )
         self._context.check_session(session)
         return session.id, session.owner, identities.name_of(session, agent_key) if is_additional else AGENT
@@ -168,8 +171,8 @@ class SessionReader:
             session_id: The session.
             owner: The owner, or None for any.
             version: The version to show. Default: the current version.
-            as_created: Whether to show the expiry that the session had when it was created. So the answer to a repeated
-                request equals the first answer.
+            as_created: Whether to show the expiry that the session had when it was created, so that a repeated request
+                gets the same response as the first request.
         """
         session, head = self.find(session_id, owner)
         at = head.version if version is None else version
@@ -182,16 +185,16 @@ class SessionReader:
         """Return the descriptions of the sessions that match a query and all predicates, in the query's order.
 
         Sessions that fail their keyed hash are omitted. Fewer sessions than `query.limit` are returned if more wouldn't
-        fit into an answer.
+        fit into one response.
 
         Raises:
-            InvalidParamsError: The query lists the newest first, and the session `after` doesn't exist.
+            InvalidParamsError: The query lists the newest sessions first, and the session `after` doesn't exist.
             StateDamagedError: All sessions fail their keyed hash, so the server probably has another key.
         """
         invalid = valid = 0
 
         def views() -> Iterator[Session]:
-            """Yield descriptions, and count the sessions that pass or fail their keyed hash."""
+            """Yield descriptions, and count the sessions that pass and the sessions that fail their keyed hash."""
             nonlocal invalid, valid
             page = replace(query, limit=min(query.limit, SESSIONS_BATCH))
             while True:
@@ -206,9 +209,11 @@ class SessionReader:
                     is_intact = self._context.identities.is_intact(session)
                     invalid, valid = invalid + (not is_intact), valid + is_intact
                     if is_intact and all(predicate(session) for predicate in predicates):
-                        # Compute the time of the last call from the expiry, because a list doesn't extend the expiry.
+                        # Compute the time of the last call from the stored expiry, because listing a session doesn't
+                        # extend its expiry.
                         called_at = session.expires_at - expiry(session.ttl_seconds, 0) + self._clock.uncounted
-                        if called_at < session.created_at - 1:  # its first expiry is earlier: it was never used
+                        # The session was never used; its first expiry is earlier than its TTL.
+                        if called_at < session.created_at - 1:
                             called_at = session.expires_at - session.ttl_seconds + self._clock.uncounted
                         yield self._context.session_views.of(session, version, called_at=called_at)
                 if len(entries) < page.limit:
@@ -221,7 +226,7 @@ class SessionReader:
         return shown_views
 
     def check_key(self) -> None:
-        """Log an error if stored sessions were created with another secret key than this server's."""
+        """Log an error if stored sessions were created with a secret key other than this server's."""
         entries = self._store.list(SessionQuery(None, {}, "", SESSIONS_FOR_KEY))
         invalid = sum(not self._context.identities.is_intact(session) for session, _ in entries)
         if invalid:
@@ -247,7 +252,8 @@ class SessionReader:
             limit: Maximum number of rows of a table.
 
         Raises:
-            InvalidParamsError: No value has this pointer, or `after` or `limit` is set, but the value isn't a table.
+            InvalidParamsError: No value has this pointer. Or `after` or `limit` is set, although the value isn't a
+                table.
         """
         snapshot = self._at(session_id, owner, version)
         volume_json = self._in_volume(snapshot, pointer, after, limit)
@@ -262,15 +268,17 @@ class SessionReader:
         try:
             value = jsonpointer.resolve_pointer(loads(text), pointer)
         except jsonpointer.JsonPointerException:
-            raise InvalidParamsError(f"The pointer {shown(pointer)!r} names nothing in this environment.") from None
+            raise InvalidParamsError(f"This environment has no value at the pointer {shown(pointer)!r}.") from None
         if isinstance(value, jsonpointer.EndOfList):
-            raise InvalidParamsError(f"The pointer {shown(pointer)!r} names the position after the last element.")
+            raise InvalidParamsError(
+                f"The pointer {shown(pointer)!r} stands for the position after the last element, which has no value."
+            )
         return Fragment(dumps(value))
 
     def _in_volume(self, snapshot: Snapshot, pointer: str, after: str | None, limit: int | None) -> bytes | None:
         """Return the JSON of the value with this pointer, or None if the value isn't in a volume.
 
-        Raise the errors of `environment`.
+        Raise the same errors as `environment`.
         """
         for name, path in volume_pointers(snapshot.parts).items():
             if pointer == path or pointer.startswith(f"{path}/"):
@@ -280,7 +288,7 @@ class SessionReader:
                 if volume_json:
                     return volume_json
                 if after is None and limit is None:
-                    raise InvalidParamsError(f"The pointer {shown(pointer)!r} names nothing in this environment.")
+                    raise InvalidParamsError(f"This environment has no value at the pointer {shown(pointer)!r}.")
         if after is not None or limit is not None:
             raise InvalidParamsError(
                 "after, limit: use them only with a pointer to a table of a database, such as /shop/db/orders, not "
@@ -298,9 +306,11 @@ class SessionReader:
         *,
         text_diffs: bool = False,
     ) -> list[dict[str, Json]]:
-        """Return the JSON Patch between two versions of one session, or of two. `DiffEnvironment` has the parameters.
+        """Return the JSON Patch between two versions of one session, or of two sessions.
 
-        Volumes are compared separately, so that only their changes are read.
+        `DiffEnvironment` documents the parameters.
+
+        Volumes are compared separately, so that only their changes must be read.
         """
         if from_version is None and to_session_id is None:
             from_version = 0
@@ -327,8 +337,8 @@ class SessionReader:
     def _changes(self, before: Snapshot, after: Snapshot) -> list[dict[str, Json]] | None:
         """Return the JSON Patch between environments that are stored in pieces, without volumes.
 
-        Only the changed objects are read. Return None if the environments aren't stored in pieces, or if the patch
-        can't be computed from the changed objects alone.
+        Only the changed objects are read. Return None if the environments aren't stored in pieces, or if the changed
+        objects alone don't determine the patch.
         """
         if not all(stored_environments(tuple(snapshot.parts)) for snapshot in (before, after)):
             return None
@@ -337,7 +347,7 @@ class SessionReader:
         return patch if all(change["path"] for change in patch) else None
 
     def trace(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
-        """Return up to `limit` records after an index, as many as fit into an answer, but at least one."""
+        """Return up to `limit` records after an index: as many as fit into one response, but at least one record."""
         self.find(session_id, owner)
         return [*map(Fragment, fitting(self._lines(session_id, after, limit), len, self._max_list_bytes))]
 
@@ -352,9 +362,9 @@ class SessionReader:
             limit = limit - page if len(records) == page else 0
 
     def path(self, session_id: str, owner: str | None, after: int, limit: int) -> list[Fragment]:
-        """Return up to `limit` records after a position on the current version's path, as many as fit into an answer.
+        """Return up to `limit` records after a position on the current path: as many as fit into one response.
 
-        Each record also has its `path_index`, and the `session_id` of its session.
+        Each record also contains its `path_index`, and the `session_id` of its session.
         """
         session, head = self.find(session_id, owner)
         lines = self._context.paths.lines(session, head.version, after + 1, limit)
@@ -410,15 +420,15 @@ class SessionReader:
     def check_unchanged(self, session_id: str, head: Head, version: int, parts: Mapping[str, str]) -> None:
         """Check whether a blob is missing because the session has changed since `head` was read.
 
-        If it has changed, raise one of the errors of `snapshot`. The version may have been the newest then, and may be
-        deleted now.
+        If the session has changed, raise one of the errors of `snapshot`, because the version might have been deleted
+        since.
         """
         _, current = self.get(session_id, None)
         if (version == head.version and current.last != head.last) or self.parts(session_id, current, version) != parts:
             raise OverloadedError("The session has changed meanwhile. Send the request again.")
 
     def read_parts(self, session_id: str, parts: Mapping[str, str]) -> Snapshot:
-        """Return environments as bytes. Pieces of volumes are read later, when they are used.
+        """Return environments as bytes. Pieces of volumes aren't read until they are used.
 
         Args:
             session_id: The session.
@@ -449,7 +459,7 @@ class SessionReader:
             session_id: The session.
             owner: The owner, or None for any.
             version: The version. None means the current version.
-            steps: Steps of a JSON Pointer. Values that the pointer doesn't pass may be omitted.
+            steps: Steps of a JSON Pointer. Values that aren't on the way of this pointer can be omitted.
 
         Raises:
             SessionNotFoundError: The session was closed meanwhile.
@@ -458,7 +468,7 @@ class SessionReader:
         """
         try:
             return self._runner.run(ViewEnvironments(snapshot, steps))
-        except MissingBlobError:  # a piece was deleted before it was read
+        except MissingBlobError:  # a piece of a volume was deleted before it was read
             if self._at(session_id, owner, version).parts != snapshot.parts:
                 raise OverloadedError("The session has changed meanwhile. Send the request again.") from None
             raise

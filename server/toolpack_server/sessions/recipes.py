@@ -1,13 +1,15 @@
-"""Recipes of sessions, which forks share, and details, which belong to one session.
+"""Recipes of sessions, which forks share with their parent, and details, which belong to one session only.
 
 A session's initial environments are built from its recipe. Stores keep recipes and details as bytes, which only this
 module interprets.
 
-A recipe is two lines of JSON. The first line has the toolpacks and the features' data, and every call reads it. The
-second line has the options and environments. It may be large, and is read only to build the initial environments again.
-The toolpacks' versions are stored among the features' data, because older servers ignore unknown entries there.
+A recipe is two lines of JSON. The first line contains the toolpacks and the features' data, and every call reads it.
+The second line contains the options and environments. It can be large, and is read only when the initial environments
+are built again. The toolpacks' versions are stored among the features' data, because older servers ignore unknown
+entries there.
 
-Read a recipe only after the session's agent key was checked, because an attacker may have changed it in the store.
+Read a recipe only after the session's agent key was checked, because an attacker might have changed the recipe in the
+store.
 """
 
 from collections.abc import Mapping
@@ -19,18 +21,19 @@ from toolpack_server.stores.base import StoredSession
 
 FORK = "fork"  # name in the details of an imported session that began as a fork
 VERSIONS = "toolpack_versions"
-CACHED_LINES, CACHED_LONG_LINES = 1000, 50  # maximum numbers of parsed first lines in the caches
+CACHED_LINES, CACHED_LONG_LINES = 1000, 50  # maximum number of parsed first lines in each cache
 SHORT_BYTES = 4096  # a longer line counts as long
 
 
 class Recipe(NamedTuple):
-    """All inputs of a session's creation.
+    """All inputs from which a session was created.
 
     Attributes:
         toolpacks: Names of the toolpacks.
-        feature_options: Features' data, by name: mostly parameters of the request that the features have added.
+        feature_options: Features' data, by name. Most of it consists of request parameters that the features have
+            added.
         versions: Versions of the toolpacks' distributions, by toolpack.
-        stored: The recipe as the store keeps it.
+        stored: The recipe as bytes, as the store keeps it.
     """
 
     toolpacks: tuple[str, ...]
@@ -59,7 +62,7 @@ class Recipe(NamedTuple):
         return cls(*(_first(line) if len(line) <= SHORT_BYTES else _long_first(line)), stored)
 
     def inputs(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return the options and the environments of the request, each by toolpack. This parses the second line."""
+        """Parse the second line. Return the options and the environments of the request, each by toolpack."""
         options, environment = loads(self.stored.partition(b"\n")[2])
         return options, environment
 

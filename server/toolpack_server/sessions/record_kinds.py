@@ -1,7 +1,7 @@
 """Record kinds: how records of a kind are displayed and replayed, and how they affect the path.
 
 Code that reads a record uses the methods of the record's kind, and doesn't compare names of kinds. A record of an
-unknown kind, for example of a feature that isn't loaded, is a note: it is displayed, but has no effect.
+unknown kind, for example from a feature that isn't loaded, is treated as a note: it is displayed, but has no effect.
 """
 
 import json
@@ -17,22 +17,23 @@ from toolpack_server.protocol.omission import Omit, omission
 from toolpack_server.protocol.results import PartFailure, SaidMessage
 
 Shown = Mapping[str, Any]
-"""The members of a record that clients see."""
+"""The fields of a record that clients see."""
 
 
 class RecordKind:
-    """Kind of record. The defaults fit a note: it has no effect, and a replay copies it.
+    """Kind of record. The defaults describe a note, which has no effect and which a replay copies.
 
     Attributes:
         name: Name of the kind, the value of `kind` in a record.
-        shape: `TypedDict` of the members that clients see. A record in a bundle must match it. It may omit members that
-            all records have.
+        shape: `TypedDict` of the fields that clients see. A record in a bundle must match this type. The type can omit
+            fields that all records have.
         inherited: Whether a fork's path includes records of this kind from its ancestors.
-        title: Title of a record in the console. Names in braces are replaced by members of the record.
-        content: Name of the member with the text that the console shows, or "".
-        is_message: Whether participants can send records of this kind to each other. Such a record has `by` and `to`.
-        is_call: Whether the record has the members of a call's record. Evaluators then see a call, and a replay runs
-            the call again.
+        title: Title of a record in the console. Each name in braces is replaced by the field with this name.
+        content: Name of the field that contains the text for the console, or "".
+        is_message: Whether participants can send records of this kind to each other. These records contain `by` and
+            `to`.
+        is_call: Whether the record contains the fields of a call's record. Evaluators then see a call, and a replay
+            runs the call again.
     """
 
     name: ClassVar[str] = ""
@@ -44,7 +45,7 @@ class RecordKind:
     is_call: ClassVar[bool] = False
 
     def check(self, shown: Shown) -> None:
-        """Check a record from a bundle.
+        """Check a record that was read from a bundle.
 
         Raises:
             ValueError: The record can't be shown or replayed.
@@ -58,13 +59,13 @@ class RecordKind:
 
     @cached_property
     def _omit(self) -> Omit:
-        """A function that removes null members, because old records have null for a missing value."""
+        """A function that removes fields with the value null, because old records contain null for a missing value."""
         return omission(self.shape) or (lambda shown: shown)
 
     def heard(self, shown: Shown) -> Shown:
         """Return the record as the caller saw it.
 
-        That is the same object, or a copy with another answer if the caller got a changed answer.
+        If the caller got a changed answer, this is a copy with that answer. Otherwise it is the same object.
         """
         return shown
 
@@ -93,22 +94,22 @@ class RecordKind:
         return f"{printable(shown['kind'])} {short(others, width)}"
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
-        """Add the chat messages that correspond to this record, in the form of a chat completion.
+        """Add the chat messages that correspond to this record, in the format of a chat completion.
 
-        The default adds none. Only records that the agent sees need messages.
+        The default adds no messages. Only records that the agent sees need messages.
         """
 
 
 class RecordKinds(dict[str, RecordKind]):
-    """Kinds of records by name. An unknown name has the kind of a note."""
+    """Kinds of records by name. Any unknown name returns the kind of a note."""
 
     def __missing__(self, _name: str) -> RecordKind:
-        """Return the kind of a note, without storing it under the name."""
+        """Return the kind of a note for an unknown name, without storing it under that name."""
         return _NOTE
 
     @property
     def shape(self) -> Any:
-        """Type of a record: the union of the kinds' shapes and, for notes, any JSON object."""
+        """Type of a record: the union of all kinds' shapes and, for notes, any JSON object."""
         shapes = [kind.shape for kind in self.values() if is_typeddict(kind.shape)]
         return Union[(*shapes, RecordKind.shape)]
 

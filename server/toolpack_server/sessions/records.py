@@ -3,8 +3,8 @@
 A record has three lines:
 
 1. The line that clients see.
-2. The private line, which only the server reads, to answer a request with the same call_id. It has a digest of the
-   request, the failure of a call, and the complete answer if the first line has only a part of it.
+2. The private line, which only the server reads, to answer a request with the same call_id. It contains a digest of the
+   request, the failure of a call, and the complete answer if the first line contains only a part of it.
 3. An HMAC of the other two lines and of the record's session, index, version, id and call_id.
 
 The server refuses a record if its HMAC doesn't match.
@@ -21,9 +21,9 @@ from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import Record, new_record_id
 
 # Prefixes of stored call_ids. An agent's call_id always gets a prefix. A client's call_id gets a prefix only if it
-# begins with a prefix.
+# already begins with one of these prefixes.
 _ADDRESSES, _CLIENTS = "agent:", "client:"
-SMALL_BYTES = 1000  # if several values together are too large, only values above this size are cut
+SMALL_BYTES = 1000  # if several values are too large together, only values larger than this number of bytes are cut
 
 
 def stored_call_id(call_id: str, by: str) -> str:
@@ -37,7 +37,7 @@ def stored_call_id(call_id: str, by: str) -> str:
 
 
 def cut_arguments(sent: bytes, kwargs: Mapping[str, Any], max_bytes: int) -> bytes:
-    """Return the arguments of a call for the trace. If they are too large together, the large values are cut.
+    """Return the arguments of a call as JSON for the trace. If their total size is too large, the large values are cut.
 
     Args:
         sent: The arguments as JSON text.
@@ -67,8 +67,8 @@ class Records:
 
         Args:
             session_id: The session.
-            shown: The members that clients see. `index` and `version` are required, `call_id` and `by` are optional.
-            private: The members that only the server reads.
+            shown: The fields that clients see. `index` and `version` are required, `call_id` and `by` are optional.
+            private: The fields that only the server reads.
         """
         body = dumps(shown) + b"\n" + (b"null" if private is None else dumps(private))
         call_id = shown.get("call_id")
@@ -84,7 +84,7 @@ class Records:
         Raises:
             StateDamagedError: The record was damaged or forged.
         """
-        # In a damaged SQLite file the body may be text instead of bytes.
+        # In a damaged SQLite file, the body can be text instead of bytes.
         lines = record.body.split(b"\n") if isinstance(record.body, bytes) else []
         if len(lines) == 3:  # noqa: PLR2004 - see the module's docstring
             key = record.index, record.version, record.call_id

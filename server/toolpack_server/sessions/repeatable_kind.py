@@ -10,12 +10,12 @@ from toolpack_server.sessions.record_kinds import RecordKind, Shown
 
 
 class RepeatableKind(RecordKind):
-    """A kind of record that a replay repeats."""
+    """Base class for a kind of record that a replay repeats as an operation."""
 
     def repeat(
         self, context: SessionContext, session_id: str, owner: str, shown: Shown, call_id: str | None
     ) -> SessionOperation:
-        """Return the operation that creates the record again, as the JSON-RPC method for such records does.
+        """Return the operation that creates the record again, just as the kind's JSON-RPC method would.
 
         Args:
             context: The shared services.

@@ -1,4 +1,4 @@
-"""Reset of a session: a new version with the content of an older version.
+"""Resets of sessions: a reset creates a new version with the content of an older version.
 
 A reset deletes nothing: all versions, records and call_ids remain.
 """
@@ -22,7 +22,7 @@ from toolpack_server.volumes.volume import VOID, is_piece
 
 
 class ResetOperation(SessionOperation):
-    """Operation that resets a session to an older version. Its answer is the new version."""
+    """Operation that resets a session to an older version. It returns the number of the new version."""
 
     after_commits = True
     is_told = True
@@ -39,7 +39,7 @@ class ResetOperation(SessionOperation):
         return (self.to_version,)
 
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> int:  # noqa: ARG002
-        """Return the version that the first reset created."""
+        """Return the number of the version that the first reset created."""
         return record.version
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:  # noqa: ARG002
@@ -58,7 +58,8 @@ class ResetOperation(SessionOperation):
         try:
             blobs: Mapping[str, bytes] = context.store.blobs([parts[part] for part in sealed])
         except MissingBlobError:
-            context.store.parts_at(self.session_id, self.to_version)  # raises if the version was deleted meanwhile
+            # Raises an error if the version was deleted meanwhile.
+            context.store.parts_at(self.session_id, self.to_version)
             raise
         new_blobs: Mapping[str, bytes] = {}
         try:
@@ -78,9 +79,10 @@ class ResetOperation(SessionOperation):
     def _without_newer_pieces(
         self, state: SessionState, parts: Mapping[str, str], new_blobs: Mapping[str, bytes]
     ) -> tuple[Mapping[str, str], Mapping[str, bytes]]:
-        """Return the parts and blobs with empty blobs for newer pieces of volumes. A store can't remove a part.
+        """Return the parts and blobs, with an empty blob for each newer piece of a volume.
 
-        A piece is newer if the session has it now, but the older version doesn't.
+        A piece is newer if the current version contains it, but the older version doesn't. It becomes empty, because a
+        store can't remove a part.
         """
         newer = [part for part in state.parts if is_piece(part) and part not in parts]
         empty_pieces = {part: self.context.codec.seal(part, VOID) for part in newer}
@@ -101,7 +103,7 @@ class ResetOperation(SessionOperation):
         parts, blobs = context.initial_parts(
             recipe.toolpacks, *recipe.inputs(), context.initial_conditions(details_of(session))
         )
-        # A store can't remove a part, so a part that the new classes don't have becomes empty.
+        # A store can't remove a part, so a part that the new classes don't define becomes empty.
         for part in old.keys() - parts.keys():
             if is_piece(part):  # `_without_newer_pieces` empties it
                 continue
@@ -109,7 +111,9 @@ class ResetOperation(SessionOperation):
             stored = stored_environment(tuple(parts), toolpack)
             if stored is None:
                 environment = emptied(context.catalog.toolpacks[toolpack].environment_class)
-            else:  # an environment isn't read from a chain while the session has this part, so it goes into the part
+            else:
+                # While the session has this part, the environment is read from it instead of from a chain of pieces.
+                # So write to the part.
                 chain = chain_of(context.codec, Snapshot(parts, {name: blobs[parts[name]] for name in parts}), stored)
                 environment = context.codec.lazy_kind.read(chain, context.codec.volumes)
                 for piece in stored.parts:

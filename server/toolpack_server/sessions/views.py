@@ -1,6 +1,6 @@
 """Descriptions of sessions, and JSON Patches, as clients get them.
 
-This module doesn't read the store. A feature adds members to the descriptions by extending their result type.
+This module doesn't read the store. A feature adds fields to the descriptions by extending their result type.
 """
 
 import time
@@ -22,8 +22,8 @@ class SessionViews:
     """Creates descriptions of sessions.
 
     Attributes:
-        shape: The type of a description. If a feature adds a member, the description shows the session's stored data of
-            the same name. Only the member with the paths of additional addresses is computed.
+        shape: The type of a description. For a field that a feature adds, the description shows the session's stored
+            data with the same name. Only the field with the paths of additional addresses is computed.
     """
 
     def __init__(self, addresses: Addresses, identities: Identities) -> None:
@@ -37,7 +37,7 @@ class SessionViews:
         Args:
             session: The session.
             version: The version to show.
-            called_at: Time of the last call, to compute the expiry. Default: now.
+            called_at: Time of the last call, from which the expiry is computed. Default: now.
         """
         called_at = time.time() if called_at is None else called_at
         recipe, parent = Recipe.of(session), session.parent
@@ -61,7 +61,7 @@ class SessionViews:
         return cast("Session", own | rest)
 
     def paths(self, key: str) -> dict[str, str]:
-        """Return the URL paths of the address with this key, by the member of results that shows them."""
+        """Return the URL paths of the address with this key, by the field of results that contains the path."""
         return {name: path.replace("{key}", key) for name, path in self._addresses.paths.items()}
 
 
@@ -73,12 +73,13 @@ def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
         exact = dumps(jsonpatch.apply_patch(left, patch), sort_keys=True) == dumps(right, sort_keys=True)
     except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException):
         exact = False
-    # The library treats 1, 1.0 and true as equal. If its patch is therefore wrong, replace the whole value instead.
+    # The library treats 1, 1.0 and true as equal. If its patch is wrong for this reason, replace the whole value
+    # instead.
     return patch if exact else [{"op": "replace", "path": "", "value": after}]
 
 
 def _without_equal_members(before: Any, after: Any) -> tuple[Any, Any]:
-    """Return two values without the members that are equal in both, because the library is slow with large values."""
+    """Return two values without the fields that are equal in both. The library is slow with large values."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return before, after
     left, right = {**before}, {**after}

@@ -336,7 +336,7 @@ def test_database_is_shown_as_json(bench):
     assert get(pointer="/stall/db/two", after='["1","x"]') == {
         '[{"$base64":"AQ=="},2.0]': db["two"]['[{"$base64":"AQ=="},2.0]']
     }
-    text = "The pointer '/stall/db/one/b' names nothing in this environment."
+    text = "This environment has no value at the pointer '/stall/db/one/b'."
     assert text in detail(-32602, get, pointer="/stall/db/one/b")
     for pointer in ("", "/stall", "/stall/notes", "/stall/db", "/stall/db/one/~0"):
         assert "only with a pointer to a table of a database" in detail(-32602, get, pointer=pointer, limit=5)
