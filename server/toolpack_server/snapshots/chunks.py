@@ -1,6 +1,6 @@
-"""Items of a dict or list that is stored in chunks, and the chunks that a change of the items replaces.
+"""Items of a dict or list that is stored in chunks, and the chunks that a change to the items replaces.
 
-A chunk is stored as a whole, so a change of a large container writes only a few chunks.
+A chunk is always written as a whole. A change to a large container writes only a few of its chunks.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ CHUNK = 64  # maximum number of items in a new chunk
 
 
 class Items:
-    """Copy of the items of a container, as they were stored last.
+    """Copy of a container's items at the time when they were last stored, used to find later changes.
 
     Attributes:
-        container: The dict or list, which a call may have changed since.
+        container: The dict or list itself, which a call might have changed since then.
         keys: The stored keys. None for a list.
         values: The stored values.
     """
@@ -56,9 +56,10 @@ class Items:
             values: The current values.
 
         Returns:
-            Start and end of the slice of `chunks` to replace, then start and end of the slice of `values` to store.
+            Start and end of the slice of `chunks` to replace, followed by start and end of the slice of `values` to
+            store.
         """
-        # The number of unchanged items at the beginning, and at the end.
+        # The numbers of unchanged items at the beginning and at the end.
         head, tail = _common(values, self.values), _common(values[::-1], self.values[::-1])
         if keys is not None and self.keys is not None:
             head, tail = min(head, _common(keys, self.keys)), min(tail, _common(keys[::-1], self.keys[::-1]))
@@ -66,12 +67,12 @@ class Items:
         while front < len(chunks) and start + chunks[front][1] <= head:
             start += chunks[front][1]
             front += 1
-        kept = 0  # number of items in the chunks at the end that stay
+        kept = 0  # number of items in the chunks at the end that aren't replaced
         while back > front and kept + chunks[back - 1][1] <= tail and end - chunks[back - 1][1] >= start:
             back -= 1
             kept += chunks[back][1]
             end -= chunks[back][1]
-        if front and end - start < CHUNK // 2:  # extend the chunk before, instead of adding a small chunk
+        if front and end - start < CHUNK // 2:  # also replace the previous chunk, instead of adding a small chunk
             front -= 1
             start -= chunks[front][1]
         return front, back, start, end

@@ -1,15 +1,15 @@
 """Table of the classes that a snapshot may contain: the classes that the environments' annotations reach.
 
-A snapshot names classes, and forged bytes could name any class. So the allowed classes are collected from the
-toolpacks' declarations before the first snapshot is written. Writer and reader use the same table, and refuse other
-classes. The table is built once, after all toolpacks are loaded, and never changes.
+A snapshot contains names of classes, and forged bytes could contain the name of any class. So the server collects the
+allowed classes from the toolpacks' declarations before it writes the first snapshot. The writer and the reader use the
+same table, and refuse other classes. The table is built once, after all toolpacks are loaded, and never changes.
 
 A walk through the annotations finds two sets of classes:
 
-- The *core* has the classes that the annotations reach, and their subclasses at the top level of the toolpacks' own
-  modules. It is the same in every process that loads these toolpacks, and the fingerprint covers it.
-- The *table* also has subclasses from other loaded modules. The fingerprint omits them, because they depend on what
-  else the process has imported.
+- The *core* contains the classes that the annotations reach, and their subclasses at the top level of the toolpacks'
+  own modules. The core is the same in every process that loads these toolpacks, and the fingerprint covers the core.
+- The *table* also contains subclasses from other loaded modules. The fingerprint omits these subclasses, because they
+  depend on what else the process has imported.
 """
 
 import enum
@@ -34,7 +34,7 @@ _PYDANTIC_VALUES = (
     *(pydantic.SecretStr, pydantic.SecretBytes, pydantic.Secret, pydantic.ByteSize),
     *(kind for kind in vars(networks).values() if isinstance(kind, type) and hasattr(kind, "_constraints")),
 )
-"""Pydantic's own value types, which are always allowed. They are ordinary Python classes around a plain value."""
+"""Pydantic's own value types, which are always allowed. They are ordinary Python classes that wrap a plain value."""
 
 _FOREIGN = {*sys.stdlib_module_names, "annotated_types", "pydantic", "pydantic_core", "typing_extensions"}
 
@@ -91,8 +91,8 @@ class ClassTable:
     def _add_unambiguous(names: dict[str, type], classes: Iterable[type]) -> None:
         """Add subclasses by name, except where a name is ambiguous.
 
-        A base class lists a class that `dataclass(slots=True)` or a reload has replaced, until it is garbage-collected.
-        So of several classes with one name, only the class that can be imported counts.
+        `dataclass(slots=True)` and reloads replace a class, but its base class still lists the old class until that is
+        garbage-collected. So if several classes have one name, only the class that can be imported counts.
         """
         by_name: dict[str, list[type]] = {}
         for cls in classes:
@@ -123,7 +123,7 @@ def class_name(cls: type) -> str:
     if origin is not cls:
         arguments = cls.__dict__["__pydantic_generic_metadata__"]["args"]
         return f"{class_name(origin)}[{', '.join(map(_describe, arguments))}]"
-    # Only Python 3.13 has pathlib's classes in a submodule.
+    # Python 3.13 defines pathlib's classes in a submodule, unlike other versions, so use one name for all versions.
     module = "pathlib" if cls.__module__ == "pathlib._local" else cls.__module__
     return f"{module}:{cls.__qualname__}"
 
@@ -131,24 +131,24 @@ def class_name(cls: type) -> str:
 def _origin(cls: type) -> type:
     """Return the generic class of a parametrized model, or the class itself.
 
-    A parametrized model isn't enough, because its module is the first module that has named it.
+    A parametrized model isn't enough, because its `__module__` is the module that first used it.
     """
     metadata = cls.__dict__.get("__pydantic_generic_metadata__")
     return (metadata and metadata["origin"]) or cls
 
 
 class _Walk:
-    """Walk through annotations, which collects the classes that they reach.
+    """Walk through annotations that collects all classes reachable from them.
 
     Args:
         roots: Environment classes, or annotations.
         state_types: Further classes that a toolpack's author has declared.
-        cached_properties: Whether to include the types of cached properties. Their values are state, but the
-            fingerprint omits functions.
+        cached_properties: Whether to include the types of cached properties. The table needs them, because cached
+            values are state. The fingerprint doesn't, because it omits functions.
 
     Attributes:
         classes: The classes, in the order of discovery.
-        typed_dicts: The `TypedDict` types. Their instances are dicts, but the fingerprint has their fields.
+        typed_dicts: The `TypedDict` types. Their instances are plain dicts, but the fingerprint includes their fields.
         aliases: The type aliases.
     """
 
@@ -157,10 +157,11 @@ class _Walk:
         self.classes: dict[type, None] = {}
         self.typed_dicts: list[type] = []
         self.aliases: list[typing_extensions.TypeAliasType] = []
-        # Annotations by id, because some can't be hashed. The dict keeps them alive, so that no id is used again.
+        # The visited annotations by id, because some can't be hashed. The dict keeps them alive, so that no id is
+        # reused.
         self._seen: dict[int, Any] = {}
         state_types = [cls for cls in state_types if cls not in PLAIN_TYPES]
-        self.classes.update(dict.fromkeys(state_types))  # without the checks of `_is_state`
+        self.classes.update(dict.fromkeys(state_types))  # these classes are allowed without the checks in `_is_state`
         for root in (*roots, *state_types):
             self._visit(root)
         self._modules = {cls.__module__ for cls in map(_origin, self.classes) if not is_foreign(cls)}
@@ -186,7 +187,7 @@ class _Walk:
 
     def _visit(self, root: Any) -> None:
         """Add all classes that an annotation or a class reaches."""
-        pending: list[tuple[Any, type | None]] = [(root, None)]  # annotations, each with the class that has it
+        pending: list[tuple[Any, type | None]] = [(root, None)]  # Annotations, each with the class that contains it.
         while pending:
             annotation, owner = pending.pop()
             if isinstance(annotation, (str, ForwardRef)):
@@ -203,7 +204,7 @@ class _Walk:
                 pending += [(inner, owner) for inner in _inner_annotations(annotation)]
 
     def _enter(self, cls: type) -> Iterator[tuple[Any, type]]:
-        """Add a class if it is allowed. Yield its annotations, each with the class that has it."""
+        """Add a class if it is allowed. Yield its annotations, each with the class that contains it."""
         if typing_extensions.is_typeddict(cls):
             self.typed_dicts.append(cls)
             yield from _hints(cls, cached_properties=self.cached_properties)
@@ -223,21 +224,21 @@ def _subclasses(cls: type) -> list[type]:
 
 
 def is_foreign(cls: type) -> bool:
-    """Return whether a class is Python's or pydantic's own. An annotation doesn't allow such a class."""
+    """Return whether a class belongs to Python or pydantic. Using such a class in an annotation doesn't allow it."""
     return cls.__module__.partition(".")[0] in _FOREIGN
 
 
 def _is_state(cls: type) -> bool:
-    """Return whether an annotation with a class allows the class in snapshots."""
+    """Return whether snapshots can contain a class because an annotation uses it."""
     if issubclass(cls, enum.Enum):
         return bool(cls.__members__)
-    if issubclass(cls, Volume):  # volumes are stored separately from their environment
+    if issubclass(cls, Volume):  # volumes are stored separately, outside the snapshot
         return False
     return not is_foreign(cls) and not getattr(cls, "_is_protocol", False)
 
 
 def _is_importable(cls: type) -> bool:
-    """Return whether the class's module has this class under the class's name."""
+    """Return whether importing the class by its module and name returns this class."""
     value: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         value = getattr(value, part, None)
@@ -245,7 +246,7 @@ def _is_importable(cls: type) -> bool:
 
 
 def _hints(cls: type, *, cached_properties: bool) -> Iterator[tuple[Any, type]]:
-    """Yield the annotations of all attributes of a class, each with the base class that has it."""
+    """Yield the annotations of all attributes of a class, each with the class or base class that contains it."""
     for base in cls.__mro__:
         if is_foreign(base):
             continue
@@ -265,9 +266,9 @@ def annotations_of(owner: Any) -> dict[str, Any]:
 
 
 def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:
-    """Evaluate an annotation that is a text, in the namespace of its class. Return a list with the result.
+    """Evaluate an annotation that is a string, in the namespace of its class. Return a list that contains the result.
 
-    Return an empty list if the annotation can't be evaluated. It then allows no class.
+    Return an empty list if the annotation can't be evaluated. The annotation then allows no class.
     """
     if isinstance(annotation, ForwardRef) and getattr(annotation, "__forward_value__", None) is not None:
         return [annotation.__forward_value__]
@@ -302,7 +303,7 @@ def _inner_annotations(annotation: Any) -> Iterable[Any]:
 
 
 def _refuse_state(self: Any, state: Any) -> None:  # noqa: ARG001 - pickle's interface
-    """Refuse to change an enum member. All sessions of the process share it, so a snapshot mustn't change it."""
+    """Refuse to change an enum member, because all sessions in the process share the member."""
     raise TypeError("enum members have no state")
 
 
@@ -325,9 +326,9 @@ def _describe_class(cls: type) -> Iterator[str]:
 
 
 def _describe(annotation: Any) -> str:  # noqa: PLR0911 - one return for each kind of annotation
-    """Return a type as text that is the same in every process.
+    """Return a description of a type that is the same in every process.
 
-    So the text has no addresses, and no order that depends on the caches of `typing`.
+    So the description contains no memory addresses, and its order doesn't depend on the caches of `typing`.
     """
     if isinstance(annotation, str):
         return annotation

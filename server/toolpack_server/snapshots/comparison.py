@@ -1,9 +1,9 @@
-"""Comparison of two object graphs, which finds the first difference.
+"""Comparison of two object graphs that finds the first difference between them.
 
 `==` can't show whether a copy behaves like its original. Models compare without their private attributes, 1 equals
-True, NaN equals nothing, and `==` doesn't see that two names share one list. So this module compares the stored state,
-as `graph` reads it, and runs no code of an author's class. An environment may contain millions of objects, so a path is
-built only for a difference.
+True, NaN equals nothing, and `==` doesn't see that two names share one list. So this module compares the stored state
+that the module `graph` reads. It runs no code of an author's class. An environment can contain millions of objects, so
+the path of an object is built only when a difference was found there.
 """
 
 import collections
@@ -39,17 +39,18 @@ Difference = tuple[str, str]
 
 
 def difference(before: object, after: object) -> str | None:
-    """Return the first difference between two object graphs as text, with its path, or None if they are equal.
+    """Return a text with the path and description of the first difference, or None if the graphs are equal.
 
-    Types, values, order, private attributes and `model_fields_set` must agree; sets have no order. If two references
-    lead to one object in one graph, they must do so in the other graph. Immutable plain values are the exception.
+    Types, values, order, private attributes and `model_fields_set` must be equal, except that sets have no order. If
+    two references lead to one object in one graph, they must do so in the other graph. Immutable plain values are the
+    exception.
     """
     first = first_difference(before, after)
     return f"{first[0] or 'the object itself'}: {first[1]}" if first else None
 
 
 def first_difference(before: object, after: object) -> Difference | None:
-    """Return the path of the first difference ("" for the object itself), and its description; see `difference`."""
+    """Return the path of the first difference and its description. The path "" stands for the object itself."""
     return _Comparison().run(before, after)
 
 
@@ -59,30 +60,31 @@ class _ChildPairs:
     __slots__ = ("holder", "number", "only_values", "pairs")
 
     def __init__(self, holder: Any, pairs: Iterable[tuple[int, tuple[Any, Any]]], *, only_values: bool = False) -> None:
-        self.holder = holder  # the first of the two objects
-        self.pairs = iter(pairs)  # with their indexes, in the order of `children`
-        self.only_values = only_values  # the pairs are the values of two dicts with equal keys
+        self.holder = holder  # the first of the two objects, whose children these are
+        self.pairs = iter(pairs)  # each pair with its index, in the order of `children`
+        self.only_values = only_values  # whether the pairs contain only the values of two dicts, which have equal keys
         self.number = 0  # index of the current pair
 
 
 _Trail = list[tuple[_ChildPairs, int]]
-"""The path to two objects: their ancestors, each with the current child."""
+"""The path to two objects: the pairs of their ancestors, each positioned at the current child."""
 
 
 class _Comparison:
-    """Side-by-side walk through two graphs, which remembers the objects that correspond to each other."""
+    """Side-by-side walk through two graphs that remembers which objects correspond to each other."""
 
     def __init__(self) -> None:
-        # The corresponding objects, by id. The values keep the objects alive, so that no other object gets such an id.
+        # Corresponding objects by id. The values keep the objects alive, so that no id is reused.
         self._after_of: dict[int, Any] = {}
         self._before_of: dict[int, Any] = {}
 
     def run(self, before: Any, after: Any) -> Difference | None:
-        """Return the first difference of two graphs. If they differ, forget which of their objects correspond."""
+        """Return the first difference between two graphs. If they differ, forget which of their objects correspond."""
         paired_count = len(self._after_of)
         sets: list[tuple[_Trail, Any, Any]] = []
         difference = self._walk(before, after, sets)
-        while sets and difference is None:  # sets come last, because most members correspond to others by then
+        # Sets come last, because by then it is known for most of their members which objects correspond.
+        while sets and difference is None:
             trail, left, right = sets.pop()
             reason = self._match(set().union(left), set().union(right))
             difference = None if reason is None else (_path(trail), reason)
@@ -97,7 +99,7 @@ class _Comparison:
         Args:
             before: The first object of one graph.
             after: The first object of the other graph.
-            sets: A list that gets the pairs of sets, with their paths.
+            sets: A list to which this method adds the pairs of sets, with their paths.
         """
         frames = [_ChildPairs(None, [(0, (before, after))])]
         while frames:
@@ -128,9 +130,9 @@ class _Comparison:
         """Compare two objects of one type without their children.
 
         Returns:
-            The children to compare, or the difference, or None if the objects are equal.
+            The children that must still be compared, or the difference, or None if the objects are equal.
         """
-        if kind is float and before == after != 0:  # zeros have signs
+        if kind is float and before == after != 0:  # 0.0 and -0.0 differ
             return None
         value_function = VALUES.get(kind)
         if value_function is not None:
@@ -140,7 +142,8 @@ class _Comparison:
                 return _children(before, after, kind) if kind in _ZONED else None
         elif issubclass(kind, IDENTICAL):
             return None if before is after else "it became another object"
-        if not (kind in (tuple, frozenset) and not before):  # an empty tuple is always the same object
+        # Python has only one empty tuple, so sharing it says nothing.
+        if not (kind in (tuple, frozenset) and not before):
             paired = self._after_of.get(id(before), _ABSENT)
             if paired is not _ABSENT or id(after) in self._before_of:
                 if paired is after:
@@ -153,8 +156,8 @@ class _Comparison:
     def _match(self, before: Any, after: Any) -> str | None:
         """Pair the members of two sets, and return the first difference.
 
-        Plain values are compared directly. An object may already correspond to a member of the other set. Each other
-        object is compared with all members that have an equal `_key`.
+        Plain values are compared directly. An object might already correspond to a member of the other set. Each
+        remaining object is compared with all members that have an equal `_key`.
         """
         simple = collections.Counter(_value(member) for member in before if type(member) in _SIMPLE)
         simple.subtract(_value(member) for member in after if type(member) in _SIMPLE)
@@ -185,7 +188,10 @@ class _Comparison:
 
 
 def _children(before: Any, after: Any, kind: type) -> _ChildPairs | str | None:
-    """Return the children of two objects in pairs, or a difference, or None. Common types take a fast path."""
+    """Return the children of two objects in pairs, a difference, or None if no children remain.
+
+    Common types take a fast path.
+    """
     frame = None
     if kind is list or kind is tuple:
         if len(before) == len(after):
@@ -219,7 +225,7 @@ def _any_children(before: Any, after: Any, kind: type) -> _ChildPairs | str:
 
 
 def _attributes(before: Any, after: Any, kind: type) -> _ChildPairs | None:
-    """Return the attributes of two instances in pairs; None if the instances have different attributes."""
+    """Return the attributes of two instances in pairs, or None if the instances have different attributes."""
     lefts: list[Any] = []
     rights: list[Any] = []
     for slot in slots_of(kind):
@@ -256,13 +262,13 @@ def _path(trail: _Trail) -> str:
 
 
 def _values_differ(before: Any, after: Any) -> str:
-    """Describe the difference of two plain values."""
+    """Describe the difference between two plain values."""
     old, new = shown(before), shown(after)
     return f"values differ: {old} became {new}" if old != new else f"values differ: {old} became another {new}"
 
 
 def _named(steps: list[str], others: list[str], what: str) -> str:
-    """Return a phrase that lists missing steps. A dict's key and its value count once."""
+    """Return a phrase that lists the steps that `others` lacks. A dict's key and its value count as one."""
     other_steps = {*others}
     missing = [step for step in steps if step not in other_steps and not step.startswith("[key ")]
     if not missing:
@@ -281,7 +287,7 @@ def _value(member: Any) -> tuple[type, Any]:
 
 
 def _key(value: Any, depth: int) -> Any:
-    """Return a key that is equal for equal members of sets, so that few members must be compared."""
+    """Return a key that is equal for equal members of sets, so that only members with equal keys must be compared."""
     kind = type(value)
     if kind in VALUES:
         return kind, VALUES[kind](value)

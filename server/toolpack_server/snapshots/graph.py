@@ -1,7 +1,7 @@
 """Traversal of object graphs, which snapshots and comparisons use.
 
-State is read where it is stored: in the `__dict__`, in slots and in the content of containers. So no property or method
-of an author's class runs.
+The functions read state where it is stored: in the `__dict__`, in slots and in the content of containers. So no
+property or method of an author's class runs.
 """
 
 import collections
@@ -28,7 +28,7 @@ IDENTICAL = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, typ
 """Types whose instances are compared by identity."""
 
 ATOMS: frozenset[type] = frozenset((bool, int, str, bytes, type(None), type(...), type(NotImplemented)))
-"""Types with a complete `==`: it compares the whole value of two instances of the same type."""
+"""Types with a complete `==`, which compares the whole value of two instances of the same type."""
 
 VALUES: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys(ATOMS, lambda v: v),
@@ -45,7 +45,7 @@ VALUES: dict[type, Callable[[Any], Any]] = {
     bytearray: bytes,
     random.Random: random.Random.getstate,
 }
-"""Types of plain values. Each has a function that returns a value to compare."""
+"""Types of plain values. For each type, a function returns the value that comparisons use."""
 
 CONTENT: dict[type, Callable[[Any], Any]] = {
     int: int.__pos__,
@@ -56,13 +56,13 @@ CONTENT: dict[type, Callable[[Any], Any]] = {
     collections.deque: lambda v: v.maxlen,
     collections.defaultdict: lambda v: v.default_factory,
 }
-"""Builtin types, and functions that return the content of an instance besides its children, for comparisons.
+"""Builtin types. For each type, a function returns the content of an instance besides its children, for comparisons.
 
 The functions also apply to instances of subclasses.
 """
 
 BUILTINS = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset, collections.deque)
-"""Types with other content than attributes. Their subclasses have such content, too."""
+"""Types whose instances, like those of their subclasses, have other content than attributes."""
 
 MUTABLE = (bytearray, random.Random, itertools.count)
 """The mutable types of `VALUES`."""
@@ -76,11 +76,11 @@ _SHOWN_NAME = 40
 
 
 class Slot(NamedTuple):
-    """A slot with a part of an instance's state."""
+    """A slot that contains a part of an instance's state."""
 
-    name: str  # "" for the `__dict__`
+    name: str  # "" stands for the `__dict__`
     get: Callable[[Any], Any]  # returns the slot's value, or raises AttributeError if the slot is empty
-    unpacked: bool  # the slot has a dict, and the dict's items are attributes
+    unpacked: bool  # whether the slot contains a dict with attributes as its items
 
 
 def children(value: Any) -> Children:
@@ -101,8 +101,8 @@ def children(value: Any) -> Children:
 
 
 def walk(value: Any) -> Iterator[tuple[str, int, Any]]:
-    """Yield every object of the graph once, with the first path to it and the path's length."""
-    seen: dict[int, Any] = {}  # by id; the dict keeps the objects alive, so no other object gets such an id
+    """Yield every object of the graph once, with the first path to the object and the length of this path."""
+    seen: dict[int, Any] = {}  # by id; the dict keeps the objects alive, so that no id is reused
     pending = [("", 0, value)]
     while pending:
         path, depth, obj = pending.pop()
@@ -113,8 +113,11 @@ def walk(value: Any) -> Iterator[tuple[str, int, Any]]:
 
 
 def holders(value: Any) -> Iterator[Any]:
-    """Yield every object of the graph once, except plain values. This is faster than `walk`, but has no order."""
-    seen: dict[int, Any] = {}  # as in `walk`
+    """Yield every object of the graph once, except plain values.
+
+    This is faster than `walk`, but the order isn't defined.
+    """
+    seen: dict[int, Any] = {}  # by id, kept alive for the same reason as in `walk`
     pending = [value]
     while pending:
         obj = pending.pop()
@@ -126,7 +129,7 @@ def holders(value: Any) -> Iterator[Any]:
 
 
 def held_by(value: Any) -> Iterable[Any]:
-    """Return the objects that an object refers to directly. This is faster than `children`, but has no paths."""
+    """Return the objects that an object refers to directly. This is faster than `children`, but returns no paths."""
     kind = type(value)
     if kind is list or kind is tuple or kind is set or kind is frozenset:
         return value  # type: ignore[no-any-return]
@@ -141,7 +144,10 @@ def held_by(value: Any) -> Iterable[Any]:
 
 
 def is_immutable(value: Any) -> bool:
-    """Return whether a value can never change. It then makes no difference whether several objects share the value."""
+    """Return whether a value can never change.
+
+    If so, it makes no difference whether several objects share the value.
+    """
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_immutable, value))
@@ -158,7 +164,7 @@ def shown(key: object) -> str:
 
 @lru_cache(maxsize=1024)
 def slots_of(kind: type) -> tuple[Slot, ...]:
-    """Return the slots of a class, in the order of the reports about their changes."""
+    """Return the slots of a class, in the order in which reports list their changes."""
     slots = []
     for base in kind.__mro__:
         for name, slot in vars(base).items():
@@ -167,7 +173,7 @@ def slots_of(kind: type) -> tuple[Slot, ...]:
             elif isinstance(slot, types.MemberDescriptorType):
                 shown_name = "model_fields_set" if name == _FIELDS_SET else name
                 slots.append(Slot(shown_name, slot.__get__, unpacked=name in _OF_MODELS))
-    # `model_fields_set` comes last, because pydantic changes it together with a field, and the field is of interest.
+    # `model_fields_set` comes last: pydantic changes it together with a field, and reports should name the field.
     return tuple(sorted(slots, key=lambda slot: (slot.name != "", slot.name == "model_fields_set")))
 
 

@@ -1,7 +1,8 @@
 """Layouts of classes: access to the state of instances without running code of the class.
 
-State is read and written through the descriptors that the interpreter created for `__dict__` and `__slots__`. They are
-collected before the first instance is read. So no property, `__getattr__`, `__setattr__`, `__init__` or validator runs.
+State is read and written through the descriptors that the interpreter created for `__dict__` and `__slots__`. The
+descriptors are collected before the first instance is read. So no property, `__getattr__`, `__setattr__`, `__init__` or
+validator runs.
 """
 
 import enum
@@ -15,7 +16,7 @@ _FIELDS_SET = "__pydantic_fields_set__"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: set for every class that a `class` statement makes
 
 _GET_CONTENT: dict[type, Callable[[Any], Any]] = {
-    bool: bool,  # can't be subclassed, but is itself a subclass of int
+    bool: bool,  # bool can't be subclassed, although it is itself a subclass of int
     int: int.__pos__,
     float: float.__pos__,
     complex: complex.__pos__,
@@ -30,7 +31,7 @@ _GET_CONTENT: dict[type, Callable[[Any], Any]] = {
 _SET_CONTENT: dict[type, Callable[[Any, Any], Any]] = {list: list.extend, dict: dict.update, set: set.update}
 
 BUILTIN_BASES = tuple(_GET_CONTENT)
-"""Builtin classes with subclasses that can be stored. The content of an instance is written as the plain builtin."""
+"""Builtin classes whose subclasses can be stored. The content of an instance is written as the plain builtin."""
 
 
 class Unset:
@@ -46,17 +47,17 @@ UNSET = Unset()
 class Layout:
     """Access to the state of a class's instances.
 
-    The state of an instance is a tuple. It has the content if the class derives from a builtin, then the `__dict__` if
-    there is one, then the values of all slots.
+    The state of an instance is a tuple. It consists of the content, if the class derives from a builtin, then the
+    `__dict__`, if the instance has one, and then the values of all slots.
 
     Attributes:
         cls: The class.
-        name: Its name in snapshots.
+        name: Name of the class in snapshots.
         base: The builtin base class, or `object`.
         has_content: Whether the class derives from a builtin.
-        immutable: Whether this builtin is immutable, so that an instance gets its content when it is created.
+        immutable: Whether this builtin is immutable. An instance then gets its content when it is created.
         slots: The descriptors of the `__dict__` and of the slots.
-        hashed: How the class computes the hash of an instance.
+        hashed: How the class computes the hash of an instance; see `_hashed`.
         has_dict: Whether instances have a `__dict__`.
     """
 
@@ -76,7 +77,7 @@ class Layout:
         self._setters = [slot.__set__ for slot in reversed(self.slots)]
         self._length = self.has_content + len(self.slots)
         names = [slot.__name__ for slot in self.slots]
-        # Index of pydantic's `model_fields_set` in the state; 0 if the class has none.
+        # Index of pydantic's `model_fields_set` in the state. 0 means that the state contains none.
         self._fields_set = names.index(_FIELDS_SET) if _FIELDS_SET in names and not self.has_content else 0
 
     def new(self) -> Any:
@@ -86,7 +87,7 @@ class Layout:
         return self.base.__new__(self.cls)
 
     def make(self, state: tuple[Any, ...]) -> Any:
-        """Create an instance with this state. The state may be forged, so its types are checked."""
+        """Create an instance with this state. The state might be forged, so its types are checked."""
         if not self.immutable:
             instance = self.base.__new__(self.cls)
         elif state and type(state[0]) is self.base:
@@ -100,19 +101,19 @@ class Layout:
         """Return the state of an instance. An empty slot has the value `UNSET`."""
         try:
             slot_values = tuple([get(instance) for get in self._getters])
-        except AttributeError:  # a slot is empty
+        except AttributeError:  # at least one slot is empty
             slot_values = tuple(map(self._get_slot, self._getters, [instance] * len(self._getters)))
         return (_GET_CONTENT[self.base](instance), *slot_values) if self.has_content else slot_values
 
     def get_stable_state(self, instance: Any) -> tuple[Any, ...]:
         """Return the state with `model_fields_set` as a sorted tuple, or as True if it has all attributes.
 
-        So the same instance always has the same bytes. A set may have another order after it was written and read.
+        So an instance always has the same bytes, although the order of a set can change when it is written and read.
         """
         state = self.get_state(instance)
         index = self._fields_set
         if not index or type(state[index]) is not set or _references(state, index) > _OWN_REFERENCES:
-            return state  # another object also refers to the set, so it must stay the same object
+            return state  # another object also refers to the set, so the set must stay a shared object
         names: Any = state[index]
         return (*state[:index], True if names == state[0].keys() else tuple(sorted(names)), *state[index + 1 :])
 
@@ -125,7 +126,7 @@ class Layout:
             return UNSET
 
     def set_state(self, instance: Any, state: Any) -> None:
-        """Fill an empty instance with this state. The state may be forged, so its types are checked.
+        """Fill an empty instance with this state. The state might be forged, so its types are checked.
 
         The `__dict__` is set last: `lazy_classes` recognizes an instance without state by its `__dict__`.
         """
@@ -158,22 +159,22 @@ def _references(state: tuple[Any, ...], index: int) -> int:
     return getrefcount(state[index])
 
 
-# Reference count of a value in a state, if only one slot of one instance refers to the value besides the state.
+# Reference count of a value in a state that, besides this state, only one slot of one instance refers to.
 _OWN_REFERENCES = _references(([],), 0) + 1
 
 
 def layout_of(cls: type, name: str) -> Layout | None:
-    """Return the layout of a class, or None if its instances can't be stored.
+    """Return the layout of a class, or None if instances of the class can't be stored.
 
-    They can't be stored if only C code can read their state, or if an empty instance can't be created. An enum has no
-    layout, because its members are stored by name.
+    Instances can't be stored if only C code can read their state, or if an empty instance can't be created. An enum has
+    no layout, because its members are stored by name.
     """
     if issubclass(cls, enum.Enum):
         return None
     base: Any = next((base for base in cls.__mro__ if base in BUILTIN_BASES), object)
     if cls is base or any(not kind.__flags__ & _HEAP_TYPE and kind not in (base, object) for kind in cls.__mro__):
         return None
-    if not hasattr(cls, "__del__"):  # otherwise `__del__` would run for the empty instance of this test
+    if not hasattr(cls, "__del__"):  # otherwise `__del__` would run for the empty instance that is created below
         try:
             base.__new__(cls)
         except TypeError:  # the class is abstract, or only its own `__new__` can create instances
@@ -182,7 +183,10 @@ def layout_of(cls: type, name: str) -> Layout | None:
 
 
 def _hashed(cls: type) -> Literal["by identity", "by fields", "by its own code"]:
-    """Return how a class computes hashes. "By fields" is code that pydantic or `dataclass` has generated."""
+    """Return how a class computes hashes.
+
+    "By fields" means with a method that pydantic or `dataclass` has generated.
+    """
     function: Any = cls.__hash__
     if function is None or function is object.__hash__:
         return "by identity"

@@ -1,4 +1,4 @@
-"""Comparison of two graphs in pieces by their groups, without loading the objects.
+"""Comparison of two graphs in pieces by their groups, which doesn't load the objects.
 
 The module `pieces` explains graphs in pieces, groups and roots.
 """
@@ -43,7 +43,10 @@ def changed_roots(left: LazyGraph, right: LazyGraph) -> set[int] | None:
 
 
 def _roots_in(graph: LazyGraph, numbers: list[int]) -> Iterator[int]:
-    """Yield the roots of groups, and all chunked containers that aren't loaded, because their items aren't known."""
+    """Yield the roots of groups.
+
+    Also yield all chunked containers that aren't loaded, because their items are unknown.
+    """
     chunked = graph.base.chunked | chunked_in(graph.delta)
     yield from {*chunked.values()} - graph.contents.keys()
     for number in numbers:

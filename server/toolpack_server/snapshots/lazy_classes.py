@@ -1,15 +1,16 @@
-"""Lazy instances: objects without state, which is loaded at the first access.
+"""Lazy instances: objects without their state, which is loaded at the first access.
 
-A lazy instance stays the same object when its state is loaded. It has a generated *lazy class*. There, a hook replaces
-each special method and attribute of the real class. The first hook that runs loads the state, sets `__class__` to the
-real class, and repeats the access there. After that, the instance has no hooks. `importlib.util.LazyLoader` treats
-modules in the same way.
+A lazy instance stays the same object when its state is loaded. Until then, its class is a generated *lazy class*, in
+which a hook replaces each special method and attribute of the real class. The first hook that runs loads the state,
+sets `__class__` to the real class, and repeats the access. From then on, the instance has no hooks.
+`importlib.util.LazyLoader` treats modules in the same way.
 
-The method resolution order of a lazy class contains the real class, but its `__bases__` don't. So `isinstance` and
-class attributes work, but no `__init_subclass__` runs, and `__subclasses__()` doesn't list the lazy class.
+The method resolution order of a lazy class contains the real class, but the `__bases__` of the lazy class don't. So
+`isinstance` and class attributes work. But no `__init_subclass__` runs, and `__subclasses__()` doesn't list the lazy
+class.
 
-A class gets a lazy class only if a hook covers every access to its instances' state. `lazy_class` lists the exceptions.
-`tests/snapshots/test_ways_in.py` compares each known kind of access with a real instance.
+A class gets a lazy class only if hooks cover every access to its instances' state. `lazy_class` lists the classes that
+get none. `tests/snapshots/test_ways_in.py` compares each known kind of access with a real instance.
 """
 
 import threading
@@ -58,13 +59,13 @@ class Loader(Protocol):
     """Source of the states of lazy instances."""
 
     def load(self, instance: Any) -> None:
-        """Load the state of a entry instance and set its class, unless another thread has done so."""
+        """Load the state of a lazy instance and set its class, unless another thread has already done so."""
 
 
 class Marker(dict[str, Any]):
-    """The `__dict__` that all unloaded instances of one loader share.
+    """The `__dict__` that all lazy instances of one loader share.
 
-    It stays empty. An item in it shows that code has set an attribute without running a hook.
+    The dict stays empty. An item in the dict shows that code has set an attribute without running a hook.
     """
 
     __slots__ = ("loader",)
@@ -72,14 +73,14 @@ class Marker(dict[str, Any]):
 
 
 class _LazyClass(NamedTuple):
-    """A lazy class and its real class."""
+    """A lazy class with its real class."""
 
     cls: type
     real: type
     dict_slot: Any  # descriptor of the instances' `__dict__`
 
 
-# By the id of the lazy class. The classes themselves can't be keys, because they equal their real classes.
+# Lazy classes by their id. The classes themselves can't be keys, because they compare equal to their real classes.
 _lazy_classes: dict[int, _LazyClass] = {}
 _errors = threading.local()
 
@@ -90,14 +91,14 @@ def is_lazy(instance: object) -> bool:
 
 
 def load(instance: Any) -> None:
-    """Load the state of an instance, if it is lazy."""
+    """Load the state of an instance if the instance is lazy."""
     entry = _lazy_classes.get(id(type(instance)))
     if entry is None:  # another thread has loaded it
         return
     attributes = entry.dict_slot.__get__(instance)
     if type(attributes) is Marker:
         attributes.loader.load(instance)
-    elif type(instance) is entry.cls:  # created by code that called `type(lazy_instance)(…)`
+    elif type(instance) is entry.cls:  # Code that called `type(lazy_instance)(…)` has created this instance
         _set_class(instance, entry.real)
 
 
@@ -106,7 +107,7 @@ def unload(layout: Layout, lazy: type, instance: Any, marker: Marker) -> None:
     for slot in layout.slots[1:]:
         try:
             slot.__delete__(instance)
-        except AttributeError:  # the slot is empty
+        except AttributeError:  # the slot is already empty
             continue
     layout.slots[0].__set__(instance, marker)
     _set_class(instance, lazy)
@@ -114,12 +115,15 @@ def unload(layout: Layout, lazy: type, instance: Any, marker: Marker) -> None:
 
 def restore(layout: Layout, instance: Any, state: Any) -> None:
     """Give a lazy instance its state, which may be forged, and its real class."""
-    layout.set_state(instance, state)  # sets the `__dict__` last; until then other threads wait for the loader
+    layout.set_state(instance, state)  # this sets the `__dict__` last; until then, other threads wait for the loader
     _set_class(instance, layout.cls)
 
 
 class _Hooks:
-    """Attribute access of lazy instances. It precedes the real class in the method resolution order."""
+    """Base class of lazy classes that handles attribute access.
+
+    It precedes the real class in the method resolution order.
+    """
 
     __slots__ = ()
 
@@ -136,9 +140,9 @@ class _Hooks:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        """Raise the error of `__getattribute__` again."""
-        # The interpreter calls this method after `__getattribute__` has raised an error. At that time the real class's
-        # `__getattr__` has run, so raise its error.
+        """Raise again the error that `__getattribute__` raised."""
+        # The interpreter calls this method after `__getattribute__` has raised an error. By then, the real class's
+        # `__getattr__` has already run, so its error is raised.
         error, _errors.last = getattr(_errors, "last", None), None
         raise error or AttributeError(name)
 
@@ -178,13 +182,14 @@ class _AttributeHook:
 
 
 def _method_hook(name: str) -> Callable[..., Any]:
-    """Return a method that loads its instance, and then calls the real class's method of this name."""
+    """Return a method that loads its instance, and then calls the real class's method with this name."""
 
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         load(self)
         cls = type(self)
         attribute = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
-        bind = getattr(type(attribute), "__get__", None)  # bind as the interpreter does; a static method isn't bound
+        # Bind the method in the same way as the interpreter; a static method isn't bound.
+        bind = getattr(type(attribute), "__get__", None)
         return (attribute if bind is None else bind(attribute, self, cls))(*args, **kwargs)
 
     method.__name__ = method.__qualname__ = name
@@ -237,7 +242,10 @@ def lazy_class(layout: Layout, table: Collection[type]) -> type | None:
 
 
 def _is_own_operator(cls: type, name: str) -> bool:
-    """Return whether a class has its own method for an operator, which pydantic or `dataclass` hasn't generated."""
+    """Return whether a class defines its own method for an operator.
+
+    Methods that pydantic or `dataclass` generates don't count.
+    """
     owner = next((base for base in cls.__mro__[:-1] if name in vars(base)), None)
     if owner is None or owner.__module__.startswith("pydantic."):
         return False
@@ -253,7 +261,7 @@ def _revalidates(cls: type) -> bool:
 
 
 def _layout_base(cls: type) -> type | None:
-    """Return the base class for a lazy class: the nearest ancestor without its own `__dict__`, or `BaseModel`.
+    """Return the base class for a lazy class: the nearest ancestor that adds no `__dict__`, or `BaseModel`.
 
     Return None if this ancestor is an author's class, because its `__subclasses__()` would list the lazy class.
     """
@@ -264,7 +272,7 @@ def _layout_base(cls: type) -> type | None:
 
 
 def _namespace(layout: Layout) -> dict[str, Any]:
-    """Return the namespace of a lazy class: hooks for the special methods that the real class has, and attributes."""
+    """Return the namespace of a lazy class: hooks for the real class's special methods and attributes."""
     cls = layout.cls
     namespace: dict[str, Any] = {
         "__module__": cls.__module__,
@@ -276,7 +284,7 @@ def _namespace(layout: Layout) -> dict[str, Any]:
         if own is not None and (own is not vars(object).get(name) or name in _INHERITED):
             namespace[name] = _METHOD_HOOKS[name]
     namespace["__hash__"] = cls.__hash__
-    if "__dataclass_fields__" in vars(cls):  # orjson looks in the class's own namespace
+    if "__dataclass_fields__" in vars(cls):  # orjson reads this name from the class's own namespace
         namespace["__dataclass_fields__"] = vars(cls)["__dataclass_fields__"]
     names = {slot.__name__ for slot in layout.slots}
     names.update(getattr(cls, "__pydantic_fields__", ()), getattr(cls, "__dataclass_fields__", ()))
@@ -292,13 +300,14 @@ def _create(cls: type, base: type, namespace: dict[str, Any]) -> type | None:
         for name in ("dict", "weakref")
         if getattr(cls, f"__{name}offset__") and not getattr(base, f"__{name}offset__")
     ]
-    if added != ["__dict__", "__weakref__"]:  # the interpreter adds these two to a class without `__slots__`
+    # The interpreter adds these two descriptors to a class without `__slots__`.
+    if added != ["__dict__", "__weakref__"]:
         namespace["__slots__"] = tuple(added)
     if "__dict__" in namespace.get("__slots__", ()):
         del namespace["__dict__"]  # the interpreter creates it
 
     def derive(_meta: type, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> type:
-        """Create a class that code derives from `type(lazy_instance)`, with the real class as its base."""
+        """Create the class for code that derives a class from `type(lazy_instance)`. Its base is the real class."""
         real: Any = type(cls)
         real_bases = (entry.real if (entry := _lazy_classes.get(id(base))) else base for base in bases)
         return real(name, tuple(real_bases), namespace, **kwargs)  # type: ignore[no-any-return]
@@ -325,7 +334,7 @@ def _create(cls: type, base: type, namespace: dict[str, Any]) -> type | None:
 
 
 def _equals(cls: type) -> Callable[[type, object], bool]:
-    """Return a method that makes a lazy class equal to its real class."""
+    """Return an `__eq__` method that makes a lazy class equal to its real class."""
 
     def equals(lazy: type, other: object) -> bool:
         entry = _lazy_classes.get(id(other))

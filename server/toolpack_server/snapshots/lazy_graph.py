@@ -29,7 +29,7 @@ from toolpack_server.snapshots.pieces import (
 )
 
 PLAIN = ATOMS | {float}
-"""Types of the items that a chunked container may have besides instances."""
+"""Types of the items that a chunked container can contain besides instances."""
 
 
 _CONTAINERS = {"dict": dict, "list": list}
@@ -45,8 +45,9 @@ class LazyGraph:
 
     Attributes:
         first: The graph's first object.
-        delta: The groups that differ from the base. None in place of a group means that the group was removed.
-        failure: The error of a group that couldn't be loaded. It is kept here, because an author's code may catch it.
+        delta: The groups that differ from the base, by number. None means that the group was removed.
+        failure: The error of a group that couldn't be loaded. It is kept here, because an author's code might catch and
+            drop it.
         numbers: The numbers of the roots in memory, by id.
         contents: The stored items of the loaded chunked containers, by number.
     """
@@ -63,7 +64,8 @@ class LazyGraph:
         self._next = max((base.next, *(number + 1 for number in (*self.delta, *self._homes))))
         self._marker = Marker()
         self._marker.loader = self
-        self._roots: dict[int, Any] = {}  # by number; keeps the roots alive, so that no id in `numbers` is used again
+        # The roots by number; this keeps the roots alive, so that no id in `numbers` is reused.
+        self._roots: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
         self.failure: Exception | None = None
         self._loaded: dict[int, Group] = {}
@@ -79,7 +81,7 @@ class LazyGraph:
 
     @property
     def size(self) -> int:
-        """Approximate bytes of the graph when it is stored."""
+        """Approximate size in bytes of the stored graph."""
         base = self.base.groups
         replaced = sum(base[number].size for number in self.delta if number in base)
         return self.base.size - replaced + sum(group.size for group in self.delta.values() if group)
@@ -92,7 +94,10 @@ class LazyGraph:
     # Reading
 
     def root(self, number: int) -> Any:
-        """Return a root, which is lazy unless it was loaded. A group's bytes call this, so the number may be forged."""
+        """Return a root, which is lazy unless it was loaded.
+
+        A group's bytes call this method, so the number might be forged.
+        """
         if type(number) is not int:
             raise pickle.UnpicklingError("a root has a number")
         root = self._roots.get(number)
@@ -132,7 +137,10 @@ class LazyGraph:
                 load(instance)
 
     def _load_group(self, number: int) -> GroupReader | None:
-        """Give the roots of a group their states. Return the reader of its data, or None if there was none to read."""
+        """Set the states of a group's roots.
+
+        Return the reader of the group's data, or None if the group has no data or was already loaded.
+        """
         if number in self._loaded:
             return None
         if number in self._loading:
@@ -187,7 +195,7 @@ class LazyGraph:
         self.contents[number] = Items(container, keys, values)
 
     def _create(self, numbers: Sequence[int], kinds: Iterable[str]) -> list[Any]:
-        """Return the roots with these numbers. Create missing roots as lazy instances.
+        """Return the roots with these numbers. Create the missing roots as lazy instances.
 
         The loops run in C (`map`, `zip`), because a container may have a million instances.
         """
@@ -210,7 +218,7 @@ class LazyGraph:
         return GroupReader(self.table, self.vocabulary, group.data, self.root)
 
     def _group(self, number: int) -> Group:
-        """Return the group with this number, which must exist."""
+        """Return the group with this number. Raise an error if no group has it."""
         group = self.delta.get(number)
         return self.base.groups[number] if group is None else group
 
@@ -240,7 +248,10 @@ class LazyGraph:
         self._is_open = True
 
     def end_call(self) -> None:
-        """Make the loaded roots lazy again, except for the trunk and containers. Forbid access to lazy instances."""
+        """Make the loaded roots lazy again, except for the trunk and containers.
+
+        From then on, refuse access to lazy instances.
+        """
         with self._lock:
             for number, group in [*self._loaded.items()]:
                 kinds = [kind for _, kind in group.roots]
@@ -252,7 +263,7 @@ class LazyGraph:
             self._is_open = False
 
     def close(self) -> None:
-        """Free the objects. Code that still has a lazy instance can't load the instance any more."""
+        """Free the objects. Code that still refers to a lazy instance can't load that instance any more."""
         self._is_open = False
         self._roots.clear()
         self.contents.clear()
@@ -264,11 +275,11 @@ class LazyGraph:
         """Write the loaded groups, and return the groups that have changed since the last commit.
 
         Args:
-            may_share: Whether two groups may have the same object. That is impossible if no object has changed since
-                the groups were read.
+            may_share: Whether two groups might contain the same object. That is impossible if no object has changed
+                since the groups were read.
 
         Raises:
-            SnapshotError: An object can't be stored exactly. The graph can't be used any more.
+            SnapshotError: An object can't be stored exactly. After this error, the graph can't be used any more.
         """
         with self._lock:
             try:
@@ -280,7 +291,7 @@ class LazyGraph:
                 raise explain(self.first, self.table.operators, error) from None
 
     def _commit(self, *, may_share: bool) -> dict[int, Group | None]:
-        """Do the work of `commit`."""
+        """Implement `commit`, without its error handling."""
         if self._marker:
             names = ", ".join(map(repr, self._marker))
             raise SnapshotError(
@@ -321,9 +332,9 @@ class LazyGraph:
                     self.contents[number] = Items.of(self._roots[number])
 
     def _add_items(self, contents: Items, members: dict[int, list[int]]) -> bool:
-        """Make the new instances in a container roots. Return whether the container can stay in chunks.
+        """Turn the new instances in a container into roots. Return whether the container can stay in chunks.
 
-        It can if all other items and keys are plain values.
+        The container can stay in chunks if all its other items and its keys are plain values.
         """
         is_plain = contents.keys is None or PLAIN.issuperset(map(type, contents.container))
         for value in contents.current_values():
@@ -367,7 +378,7 @@ class LazyGraph:
     def _dump(self, numbers: Sequence[int], *, two_steps: bool) -> Dump:
         """Write the states of a group's roots. Raise `CycleError` if that needs two steps.
 
-        Most groups don't contain a root that is a dict or list, so the faster writer is tried first. The trunk does.
+        The faster writer is tried first, because most groups, unlike the trunk, contain no root that is a dict or list.
         """
         states = [self._state(self._roots[number]) for number in numbers]
         if numbers[0]:
@@ -390,7 +401,7 @@ class LazyGraph:
         values = contents.current_values()
         keys = None if contents.keys is None else [*contents.container]
         front, back, start, end = contents.changed_slices(before, keys, values)
-        free = [chunk for chunk, _ in before[front:back]]  # numbers of the replaced chunks, to use again
+        free = [chunk for chunk, _ in before[front:back]]  # numbers of the replaced chunks, which the new chunks reuse
         middle = []
         while start < end:
             stop = min(end, start + CHUNK)
@@ -410,9 +421,9 @@ class LazyGraph:
         return changes
 
     def check_members(self, number: int) -> None:
-        """Load a group, and check that every set and dict in it finds its members.
+        """Load a group, and check that every set and dict in the group finds its members.
 
-        A member's hash may depend on the state of an instance that is loaded later.
+        A set or dict wouldn't find a member whose hash depends on the state of an instance that is loaded later.
 
         Raises:
             SnapshotError: A set or dict doesn't find a member.
@@ -420,7 +431,7 @@ class LazyGraph:
         reason = "a set or dict of the environment can't be stored: a member's hash depends on a cycle that holds it."
         try:
             reader = self._load_group(number)
-        except Exception as error:  # `__hash__` of an empty instance may raise anything
+        except Exception as error:  # `__hash__` of an empty instance can raise any exception
             raise SnapshotError(reason) from error
         for value in reader.memo.copy().values() if reader else ():
             if isinstance(value, set | frozenset | dict) and not all(member in value for member in list(value)):
@@ -429,12 +440,12 @@ class LazyGraph:
     def write_all(
         self, value: Any, containers: Iterable[Any], pieces: Iterable[Any], *, may_share: bool
     ) -> dict[int, Group]:
-        """Write all groups of a graph that has no base yet.
+        """Write all groups of a new graph, which has no base yet.
 
         Args:
             value: The first object.
             containers: The containers to store in chunks.
-            pieces: The instances that are pieces. Other instances become pieces if two groups have them.
+            pieces: The instances that are pieces. Other instances become pieces if two groups contain them.
             may_share: Whether two groups may have the same object.
         """
         self.first = value
@@ -449,7 +460,7 @@ class LazyGraph:
         return {number: group for number, group in groups.items() if group is not None}
 
     def collected(self) -> dict[int, Group]:
-        """Return all groups that are reachable from the trunk, so without the groups of removed pieces."""
+        """Return all groups that are reachable from the trunk. This omits the groups of removed pieces."""
         fresh = LazyGraph(self.table, self.base, self.delta)
         fresh.load_all()
         groups = {number: fresh._group(number) for number in fresh._loaded}
@@ -457,7 +468,7 @@ class LazyGraph:
 
 
 class _Writing:
-    """Writer of several groups, which repeats until no two groups have the same mutable object.
+    """Writer of several groups. It repeats the writing until no two groups contain the same mutable object.
 
     Args:
         graph: The graph.
@@ -468,9 +479,8 @@ class _Writing:
         self._graph = graph
         self._members = members
         self._dumps: dict[int, Dump] = {}
-        self._united: dict[
-            int, int
-        ] = {}  # for each group that became a part of another group, the number of the other group
+        # For each group that was merged into another group, the number of that other group.
+        self._united: dict[int, int] = {}
 
     def run(self, *, may_share: bool) -> None:
         """Write the groups."""
@@ -482,7 +492,7 @@ class _Writing:
 
     @property
     def unverified(self) -> set[int]:
-        """Numbers of the groups that must be read back, because a hash by an author's code may depend on a cycle."""
+        """Numbers of the groups to read back, because a hash by an author's code might depend on a cycle."""
         return {number for number, dump in self._dumps.items() if dump.must_verify}
 
     def changes(self, stored: Mapping[int, Group]) -> dict[int, Group | None]:
@@ -497,7 +507,7 @@ class _Writing:
         return changes
 
     def _shared(self) -> list[tuple[Any, int, int]]:
-        """Return each mutable object that is in two groups, with the groups' numbers, in a reproducible order."""
+        """Return each mutable object that two groups contain, with the groups' numbers, in a reproducible order."""
         shared = []
         owners: dict[int, int] = {}
         fixed = self._graph.vocabulary.memo.keys()  # the ids of objects that are in every group's memo
@@ -511,10 +521,13 @@ class _Writing:
         return shared
 
     def _separate(self, shared: list[tuple[Any, int, int]]) -> list[int]:
-        """Make shared instances roots. If no instance is shared, unite groups. Return the groups to write again."""
+        """Turn shared instances into roots.
+
+        If no instance is shared, unite the groups. Return the groups to write again.
+        """
         again: set[int] = set()
         for value, left, right in shared:
-            if id(value) in self._graph.numbers:  # an earlier round of this loop has made it a root
+            if id(value) in self._graph.numbers:  # an earlier iteration of this loop has made the object a root
                 again |= {left, right}
             elif self._graph.table.can_be_lazy(value):
                 number = self._graph.add_root(value)
@@ -526,7 +539,10 @@ class _Writing:
         return sorted(again.intersection(self._members))
 
     def _unite(self, left: int, right: int) -> set[int]:
-        """Unite two groups, and return the number of the united group, or an empty set if they are one already."""
+        """Unite two groups.
+
+        Return a set with the number of the united group, or an empty set if they were already united.
+        """
         low, high = sorted((self._find(left), self._find(right)))
         if low == high:
             return set()
@@ -536,7 +552,7 @@ class _Writing:
         return {low}
 
     def _find(self, number: int) -> int:
-        """Return the number of the group that a group belongs to now."""
+        """Return the number of the group into which a group was merged, or its own number."""
         while number in self._united:
             number = self._united[number]
         return number

@@ -1,13 +1,13 @@
-"""Operators, which are the only callables that a snapshot's bytes can reach, and the writers that use them.
+"""Operators: the only callables that a snapshot's bytes can reach. Writers produce the calls of operators.
 
 A snapshot can fetch only operators, by name. An operator has no mutable state, and checks the exact types of its
-arguments. It gets the name of a class and looks the class up in the `ClassTable`. It can only create an object, or fill
-an empty object.
+arguments. It receives the name of a class, and looks the class up in the `ClassTable`. It can only create an object or
+fill an empty object.
 
 Instances are written in two steps, (new, (name,), state, fill), which allows cycles. An instance that hashes by value
-must have its state before it is added to a set, so it is written in one step, (make, (name, *state)). This isn't
-possible if the instance is part of a cycle. `freeze` then starts again with `two_steps`, and reads the result back to
-check it.
+must have its state before it is added to a set, so it is written in one step, (make, (name, *state)). One step isn't
+possible if the instance is part of a cycle. In that case, `freeze` starts again with `two_steps`, and reads the result
+back to check it.
 """
 
 import collections
@@ -26,32 +26,32 @@ from toolpack_server.volumes.volume import Volume
 
 
 class WriteProgress(Protocol):
-    """State that the writers share while one snapshot is written."""
+    """State that all writers share while one snapshot is written."""
 
     two_steps: bool
-    """Whether to write instances that hash by value in two steps, too."""
+    """Whether to also write instances that hash by value in two steps."""
     must_verify: bool
     """Whether the snapshot must be read back, to check that sets and dicts find their members."""
     started: set[int]
-    """The ids of the instances that were written in one step so far, completely or in part."""
+    """The ids of the instances whose writing in one step has begun."""
 
 
 Write = Callable[[WriteProgress, Any], tuple[Any, ...]]
-"""Writer of objects of one type. It returns a value of the form that `__reduce__` returns."""
+"""Writer of objects of one type. Its return value has the form that `__reduce__` returns."""
 
 
 class OperatorTable:
-    """Operators and writers for a table of classes. They are prepared once.
+    """Operators and writers for a table of classes. Preparing them is slow, so each table has one object.
 
     Attributes:
         layouts: The layouts of the classes, by class.
         writers: The writers, by the type of an object.
-        derived: Values that other modules derive from the table once.
+        derived: Cache of values that other modules derive from the table.
         make: The operator that creates an instance in one step.
-        find: All objects that a snapshot can fetch, by module and name.
+        find: All objects that a snapshot's bytes can fetch, by module and name.
         preamble: Start of every snapshot. It puts each operator into the unpickler's memo, so that the rest of the
             bytes can refer to the operator by number.
-        memo: The same numbers for the pickler.
+        memo: The same numbers, for the pickler.
     """
 
     def __init__(self, classes: ClassTable) -> None:
@@ -70,9 +70,9 @@ class OperatorTable:
         self.preamble = memoizing(map(fetching, operators))
 
     def stable_writers(self) -> dict[type, Write]:
-        """Return writers that write the same bytes again for an object that was read.
+        """Return writers that reproduce an object's bytes after the object was read from them.
 
-        Only the order of sets may still differ.
+        Only the order of sets can still differ.
         """
         writers = _WritersOrRefusal(self.writers)
         for cls, layout in self.layouts.items():
@@ -104,7 +104,7 @@ def operators_of(classes: ClassTable) -> OperatorTable:
 
 
 def _operator(call: Callable[..., Any]) -> Any:
-    """Return a callable object without attributes. Its code is in a class of its own, which the bytes can't reach."""
+    """Return a callable object without attributes. Its code belongs to its own class, which the bytes can't reach."""
     return type("Operator", (), {"__slots__": (), "__call__": staticmethod(call)})()
 
 
@@ -121,7 +121,7 @@ _Prepared = tuple[dict[str, Any], dict[type, Write]]
 
 
 def _refuse(_progress: WriteProgress, value: Any) -> NoReturn:
-    """Raise the error that says why an object of this type can't be stored."""
+    """Raise an error that says why an object of this type can't be stored."""
     if isinstance(value, type):
         raise UnsupportedObjectError("a class isn't state; store its name instead")
     if isinstance(value, Volume):
@@ -139,7 +139,7 @@ def _refuse(_progress: WriteProgress, value: Any) -> NoReturn:
 
 
 class _WritersOrRefusal(dict[type, Write]):
-    """Writers by type. Other types have the writer `_refuse`."""
+    """Writers by type. A type without its own writer has the writer `_refuse`."""
 
     def __missing__(self, _kind: type) -> Write:
         return _refuse
@@ -165,7 +165,7 @@ def _plain(_classes: ClassTable) -> _Prepared:
     the_plain = _operator(lambda name, *args: by_name[_plain_str(name)].checked(*args))
     the_constant = _operator(lambda name: constants[_plain_str(name)])
     writers = {plain.cls: writer_for(name, plain) for name, plain in by_name.items()}
-    write_zone = writers[timezone]  # `UTC` stays a singleton
+    write_zone = writers[timezone]  # so that `UTC` stays a singleton
     writers[timezone] = lambda progress, value: (write_constant if value is UTC else write_zone)(progress, value)
     writers |= dict.fromkeys((type(...), type(NotImplemented), type(UNSET)), write_constant)
     return {"plain": the_plain, "constant": the_constant}, writers
@@ -191,12 +191,12 @@ def _defaultdict(classes: ClassTable) -> _Prepared:
 def _enums(classes: ClassTable) -> _Prepared:
     """Return the operators and writers for enums.
 
-    Members are written by name, and combined flags by value. An author's `_missing_` never runs.
+    Members are written by name, and combined flags by value. The author's `_missing_` method never runs.
     """
     by_name: dict[str, Any] = {name: cls for cls, name in classes.enums.items()}
 
     def flags(class_name: str, value: int) -> Any:
-        """Return the combination of flags with this value, which may be forged."""
+        """Return the combination of flags with this value, which might be forged."""
         cls = by_name[_plain_str(class_name)]
         if type(value) is not int or not issubclass(cls, Flag):
             raise pickle.UnpicklingError("only flags can be combined, and only by number")
@@ -255,7 +255,7 @@ def _instance_writer(
     def in_one_step(progress: WriteProgress, value: Any) -> tuple[Any, ...]:
         if progress.two_steps:
             return in_two_steps(progress, value)
-        if id(value) in progress.started:  # the instance refers to itself, directly or not
+        if id(value) in progress.started:  # the instance refers to itself, directly or through other objects
             raise CycleError
         progress.started.add(id(value))
         progress.must_verify |= own_hash

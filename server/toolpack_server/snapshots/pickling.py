@@ -1,17 +1,17 @@
 """Serialization of environments to bytes and back. Nothing else in the server turns stored bytes into objects.
 
-Bytes may be forged despite their keyed hash, so the reader's abilities are fixed before the first byte is read.
-Pickle's C implementation does the work, but the bytes can fetch only the names of operators (see `operators.py`), from
-one dictionary. Nothing is imported, and the bytes can't reach a class. No `__init__`, validator or property runs;
-pickle calls only `__hash__` and `__eq__` of dict keys and set members. The keyed hash is still necessary. Only the hash
-stops bytes that allocate gigabytes, or that make pickle call methods of an allowed instance (`append`, `__call__`, a
-property's setter).
+Bytes might be forged despite their keyed hash, so the reader's abilities are limited before the first byte is read.
+Pickle's C implementation does the work, but the bytes can fetch only operators (see `operators.py`), by name, from one
+dictionary. Nothing is imported, and the bytes can't reach a class. No `__init__`, validator or property runs. Pickle
+calls only `__hash__` and `__eq__` of dict keys and set members. The keyed hash is still necessary, because only the
+hash stops bytes that allocate gigabytes, or that make pickle call methods of an allowed instance (`append`, `__call__`,
+a property's setter).
 
 An object is written as a call of an operator, with the class as an argument. Usually this takes one step: the operator
 creates the object with all its state. In a graph with a cycle, an object that contains itself must exist before its
-state. So it takes two steps: an empty instance, then its state (`two_steps`). In between, a set or a dict may hash a
-member without its state, and never find the member again. So such bytes are read back at once, and refused unless each
-set and dict finds its members.
+state. So it is written in two steps: first an empty instance, then its state (`two_steps`). Between the two steps, a
+set or a dict might hash a member that has no state yet, and never find the member again. So the bytes of a graph with a
+cycle are read back at once, and refused unless each set and dict finds its members.
 
 Most environments have no cycle, so the first attempt uses one step. A cycle is detected at no cost: a writer that meets
 an unfinished object again raises `CycleError`.
@@ -81,7 +81,10 @@ class SnapshotWriter(pickle.Pickler):
         self.started: set[int] = set()
 
     def reducer_override(self, obj: Any) -> tuple[Any, ...]:
-        """Return the call of an operator that creates the object. Pickle calls this for all but plain builtins."""
+        """Return the call of an operator that creates the object.
+
+        Pickle calls this method for all objects except plain builtins.
+        """
         return self.writers[type(obj)](self, obj)
 
 
@@ -98,7 +101,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _dump(value: object, operators: OperatorTable, *, two_steps: bool) -> bytes:
-    """Write the object graph. Raise `CycleError` if that needs two steps. Check the bytes if it may have a cycle."""
+    """Write the object graph, and check the bytes if needed. Raise `CycleError` if that takes two steps."""
     buffer = io.BytesIO()
     buffer.write(operators.preamble)
     writer = SnapshotWriter(buffer, operators, two_steps=two_steps)
@@ -110,7 +113,7 @@ def _dump(value: object, operators: OperatorTable, *, two_steps: bool) -> bytes:
 
 
 def _load(data: bytes, operators: OperatorTable) -> Any:
-    """Read the object graph. The bytes may be forged."""
+    """Read an object graph from bytes that might be forged."""
     if copyreg._extension_cache:  # type: ignore[attr-defined]  # noqa: SLF001 - it bypasses find_class, so it must be empty
         copyreg.clear_extension_cache()
     buffer = io.BytesIO(data)
@@ -149,7 +152,10 @@ def _hashes_by_value(member: object, operators: OperatorTable) -> bool:
 
 
 def explain(value: object, operators: OperatorTable, error: Exception) -> SnapshotError:
-    """Return an error with the path of the object that can't be written. This is slow: call it only after a failure."""
+    """Return an error with the path of the object that can't be written.
+
+    This is slow, so call it only after a failure.
+    """
     writer = SnapshotWriter(io.BytesIO(), operators, two_steps=True)
     too_deep = isinstance(error, RecursionError)
     try:
@@ -160,20 +166,24 @@ def explain(value: object, operators: OperatorTable, error: Exception) -> Snapsh
                 try:
                     writer.reducer_override(obj)
                 except Exception as why:  # noqa: BLE001 - writing may fail in any way
-                    # The path omits the only field of a root model, because its author didn't name it.
+                    # The path omits the only field of a root model (`root`), because pydantic chose that name, not the
+                    # author.
                     path = path.removeprefix(".root" * isinstance(value, RootModel))  # noqa: PLW2901 - returned next
                     undeclared = isinstance(why, UnsupportedObjectError) and why.undeclared
                     inside = _other_obstacle(obj, writer) if undeclared else None
                     undeclared = undeclared and inside is None
                     return SnapshotError(_problem(path, obj, inside or str(why)), undeclared=undeclared)
-    except RecursionError:  # the caller's stack was nearly full already
+    except RecursionError:  # the stack was already nearly full before this call
         too_deep = True
     reason = "it is nested too deeply" if too_deep else f"{type(error).__name__}: {error}"
     return SnapshotError(_problem("", value, reason))
 
 
 def _other_obstacle(value: object, writer: SnapshotWriter) -> str | None:
-    """Return why an instance of an undeclared class couldn't be stored even if its class were declared, or None."""
+    """Return why an instance of an undeclared class couldn't be stored even if the class were declared.
+
+    Return None if it could be stored.
+    """
     for path, _depth, obj in walk(value):
         why = None if type(obj) in NATIVE else _refusal(obj, writer)
         if why is not None and not why.undeclared:
@@ -182,7 +192,7 @@ def _other_obstacle(value: object, writer: SnapshotWriter) -> str | None:
 
 
 def _refusal(value: object, writer: SnapshotWriter) -> UnsupportedObjectError | None:
-    """Return why a writer refuses an object, or None if it doesn't."""
+    """Return why a writer refuses an object, or None if the writer accepts it."""
     try:
         writer.reducer_override(value)
     except Exception as why:  # noqa: BLE001 - writing may fail in any way

@@ -1,17 +1,18 @@
-"""Object graphs in pieces, so that a call reads and writes only the objects that it touches.
+"""Object graphs in pieces, which let a call read and write only the objects that it touches.
 
-The rule:
+How it works:
 
-1. A graph is cut where a dict or list has many instances. Each instance, with all objects that are reachable only
-   through it, is a *piece*. An instance with several references to it is a piece, too. Pieces that share a list, dict
-   or set form one *group*, which is read and written as a whole.
-2. A call gets real dicts and lists, with lazy instances in them (`lazy_classes`). The first access to an instance loads
+1. A graph is cut at each dict or list that contains many instances. Each of these instances, with all objects that are
+   reachable only through it, is a *piece*. An instance that several objects refer to also becomes a piece. Pieces that
+   share a list, dict or set form one *group*, which is read and written as a whole.
+2. A call gets real dicts and lists that contain lazy instances (`lazy_classes`). The first access to an instance loads
    its group.
-3. After the call, the loaded groups are written again. The groups with other bytes have changed. No other group can
-   have changed, because every access to an instance loads its group.
-4. An instance that is in two groups becomes a piece of its own. Another object that is in two groups unites them.
-5. A version is a base that many sessions share, and the groups that have changed since. After a call, all loaded pieces
-   become lazy again.
+3. After the call, the loaded groups are written again. A group has changed if its bytes differ. A group that wasn't
+   loaded can't have changed, because every access to an instance loads its group.
+4. If two groups contain the same instance, the instance becomes a separate piece. If they share another mutable object,
+   the two groups become one group.
+5. A version consists of a base, which many sessions share, and the groups that have changed since. After a call, all
+   loaded pieces become lazy again.
 
 Terms
 -----
@@ -19,12 +20,12 @@ Terms
 root
     An object with a number: the graph's first object (0), the instance of each piece, and each *chunked container*.
 trunk
-    The group of root 0: all objects outside of the pieces. It is always loaded.
+    The group of root 0: all objects that belong to no piece. The trunk is always loaded.
 chunked container
     A dict or list of the trunk with many instances. Its items are stored in chunks, so that adding an item writes only
     one chunk. A chunk is a group without roots.
 
-Tests compare each result and each state with `freeze` and `thaw` of the whole graph.
+The tests compare each result and each state with those of `freeze` and `thaw` for the whole graph.
 """
 
 import io
@@ -41,7 +42,7 @@ from toolpack_server.snapshots.lazy_classes import is_lazy, lazy_class, load
 from toolpack_server.snapshots.operators import OperatorTable, fetching, memoizing, operators_of
 from toolpack_server.snapshots.pickling import SnapshotWriter
 
-MAX_NAMES = 32  # class names in a vocabulary
+MAX_NAMES = 32  # maximum number of class names in a vocabulary
 
 Roots = tuple[tuple[int, str], ...]
 """The number and the kind of each root: a class's name, `dict` or `list`."""
@@ -52,8 +53,8 @@ class Group(NamedTuple):
 
     Attributes:
         roots: The number and the kind of each root: a class's name, `dict` or `list`. A chunk has no roots.
-        data: The states of the roots, or the items of a chunk. Empty for a chunked container.
-        chunks: The number and the count of items of each chunk of a chunked container. None for other groups.
+        data: The states of the roots, or the items of a chunk, as bytes. Empty for a chunked container.
+        chunks: For a chunked container, the number of each chunk, with its count of items. None for other groups.
         references: The numbers of other groups' roots that the data refers to. Empty for chunks.
     """
 
@@ -73,7 +74,7 @@ Groups = Mapping[int, Group | None]
 
 
 def referrers(groups: Groups) -> dict[int, list[int]]:
-    """Return, for the number of each root, the numbers of the roots that refer to that root."""
+    """Return a mapping from the number of each root to the numbers of the roots that refer to it."""
     roots_by_reference: dict[int, list[int]] = {}
     for group in groups.values():
         for number in group.references if group else ():
@@ -82,24 +83,27 @@ def referrers(groups: Groups) -> dict[int, list[int]]:
 
 
 def root_operator(number: int) -> Any:
-    """Raise an error. The bytes of a group contain calls of this function; a reader calls `LazyGraph.root` instead."""
+    """Raise an error.
+
+    The bytes of a group contain calls of this function, but a reader replaces it by `LazyGraph.root`.
+    """
     raise pickle.UnpicklingError(number)
 
 
 def chunked_in(groups: Groups) -> dict[int, int]:
-    """Return the number of the container of each chunk, by the number of the chunk."""
+    """Return a mapping from the number of each chunk to the number of its container."""
     containers = [group for group in groups.values() if group and group.chunks is not None]
     return {chunk: group.roots[0][0] for group in containers for chunk, _ in group.chunks or ()}
 
 
 class Vocabulary:
-    """Numbered objects for the bytes of all groups, which refer to them: the operators, and names of classes.
+    """Operators and class names with a number each. The bytes of groups refer to them by number, which saves space.
 
     All groups of one base use the base's vocabulary, which is stored with the base.
 
     Attributes:
         names: The names of the operators, and the names of the classes.
-        preamble: Bytes to put before each group's data. They put the objects into the unpickler's memo.
+        preamble: Bytes to prepend to each group's data. They put the objects into the unpickler's memo.
         memo: The same numbers for the pickler.
     """
 
@@ -108,7 +112,7 @@ class Vocabulary:
         by_class_name = {layout.name: layout.name for layout in operators.layouts.values()}
         operators_by_name = {name: operator for (_, name), operator in operators.find.items()}
         values = [root_operator, *(operators_by_name[name] for name in names[0])]
-        # The string objects of the layouts, because the pickler recognizes an object by its identity.
+        # Use the layouts' own string objects, because the pickler recognizes an object by its identity.
         values += [by_class_name.get(name, name) for name in names[1]]
         self.memo = {id(value): (index, value) for index, value in enumerate(values)}
         texts = [pickle.BINUNICODE + struct.pack("<I", len(text)) + text for text in map(str.encode, names[1])]
@@ -116,7 +120,7 @@ class Vocabulary:
 
 
 class LazyTable:
-    """The lazy classes for a class table. Each is created at first use."""
+    """The lazy classes for a class table. Each lazy class is created at first use."""
 
     def __init__(self, classes: ClassTable) -> None:
         self.operators = operators_of(classes)
@@ -127,7 +131,7 @@ class LazyTable:
 
     @classmethod
     def of(cls, classes: ClassTable) -> "LazyTable":
-        """Return the lazy classes for a class table. There is one object for each class table."""
+        """Return the `LazyTable` of a class table. Each class table has only one."""
         derived = operators_of(classes).derived
         return derived.get(cls) or derived.setdefault(cls, cls(classes))  # type: ignore[no-any-return]
 
@@ -146,7 +150,9 @@ class LazyTable:
 
 
 class Base:
-    """Groups that many sessions share, because they started from them. The attributes are computed once for all.
+    """Groups that are shared by all sessions that started from them.
+
+    The attributes are computed once for all these sessions.
 
     Attributes:
         vocabulary: The vocabulary of the groups.
@@ -154,9 +160,9 @@ class Base:
         homes: The number of each root's group.
         kinds: The kind of each root.
         next: The first unused number.
-        size: Approximate bytes of all groups.
-        contents: Cache with the content of chunked containers: the keys (None for a list), the numbers of the values,
-            and their kinds.
+        size: Approximate size of all groups in bytes.
+        contents: Cache of the content of chunked containers: the keys (None for a list), and the numbers and kinds of
+            the values.
     """
 
     def __init__(self, vocabulary: Vocabulary, groups: Mapping[int, Group]) -> None:
@@ -184,7 +190,7 @@ class Dump(NamedTuple):
 
     Attributes:
         data: The bytes.
-        memo: The index and the object of each object in the bytes, by its id.
+        memo: Index and object for each object in the bytes, by the id of the object.
         references: The numbers of the roots that the bytes refer to.
         must_verify: Whether the bytes must be read back; see `WriteProgress`.
     """
@@ -196,7 +202,7 @@ class Dump(NamedTuple):
 
 
 class GroupWriter(SnapshotWriter):
-    """Pickler of a group, which writes roots as their numbers, except for roots that are dicts or lists.
+    """Pickler of a group that writes each root as its number, unless the root is a dict or list.
 
     Args:
         table: The lazy classes.
@@ -216,12 +222,15 @@ class GroupWriter(SnapshotWriter):
         self.references: set[int] = set()
 
     def run(self, value: Any) -> Dump:
-        """Write a value. The writer can't be used again."""
+        """Write a value. Each writer can be used only once."""
         self.dump(value)
         return Dump(self._buffer.getvalue(), self.memo.copy(), self.references, self.must_verify)
 
     def reducer_override(self, obj: Any) -> tuple[Any, ...]:
-        """Return a reference to a root, or the call of an operator. Pickle doesn't call this for dicts and lists."""
+        """Return a reference to a root, or the call of an operator.
+
+        Pickle doesn't call this method for dicts and lists.
+        """
         number = self._numbers.get(id(obj))
         if number is not None:
             self.references.add(number)
@@ -232,7 +241,7 @@ class GroupWriter(SnapshotWriter):
 
 
 class ContainerWriter(GroupWriter):
-    """Pickler of a group, which writes all roots as their numbers, also dicts and lists.
+    """Pickler of a group that writes every root as its number, including dicts and lists.
 
     It is slower than its base class, because pickle calls `persistent_id` for each object.
     """
@@ -252,7 +261,7 @@ class GroupReader(pickle.Unpickler):
         table: The lazy classes.
         vocabulary: The vocabulary of the base.
         data: The data of the group.
-        root: Returns the root with a number.
+        root: Function that returns the root with a given number.
     """
 
     def __init__(self, table: LazyTable, vocabulary: Vocabulary, data: bytes, root: Callable[[int], Any]) -> None:

@@ -1,8 +1,8 @@
-"""Plain types that every snapshot may contain, each with functions to write and to read its instances.
+"""Plain types that every snapshot can contain, each with functions that write and read its instances.
 
 Pickle could write most of these types itself, but its bytes would contain names of classes. So each type has a function
-that returns arguments for an instance, and a function that creates an instance from arguments. The reader accepts only
-the listed types of arguments. So forged arguments can't make a constructor do something else.
+that returns an instance's arguments, and a function that creates an instance from arguments. The reader accepts only
+the listed argument types, so forged arguments can't make a constructor do anything else.
 """
 
 import collections
@@ -27,10 +27,10 @@ from toolpack_server.base.errors import UnsupportedObjectError
 
 
 class Plain(NamedTuple):
-    """One plain type.
+    """A plain type, and the functions that write and read its instances.
 
-    A container's content isn't among the arguments. It is added after the container was created, because a container
-    may contain itself.
+    A container's content isn't among the arguments. The content is added after the container was created, because a
+    container can contain itself.
     """
 
     cls: type
@@ -41,21 +41,24 @@ class Plain(NamedTuple):
     pairs: Callable[[Any], Iterator[tuple[Any, Any]]] | None = None  # yields keys and values of a dict-like container
 
     def checked(self, *args: Any) -> Any:
-        """Create an instance from arguments that may be forged."""
+        """Create an instance from arguments that might be forged."""
         if tuple(map(type, args)) not in self.accepted:
             raise pickle.UnpicklingError(f"wrong arguments for {self.cls.__name__}")
         return self.make(*args)
 
 
 def _no_attributes(value: Any, *allowed: str) -> tuple[()]:
-    """Return no arguments. Refuse a value with other attributes than the allowed ones, because they would be lost."""
+    """Return no arguments.
+
+    Refuse a value with attributes other than the allowed attributes, because they would be lost.
+    """
     if vars(value).keys() - {*allowed}:
         raise UnsupportedObjectError("attributes were set on it")
     return ()
 
 
 def _url_arguments(url: Any) -> tuple[str]:
-    """Return the text of a URL, unless parsing the text gives another URL."""
+    """Return the text of a URL. Refuse the URL if parsing its text yields a different URL."""
     text = str(url)
     if str(type(url)(text)) != text:
         raise UnsupportedObjectError("parsing its text again gives another URL")
@@ -80,7 +83,7 @@ def _uuid(number: int, safe: int | None) -> uuid.UUID:
 
 def _count_arguments(count: Any) -> tuple[Any, ...]:
     """Return start and step of an `itertools.count`."""
-    # Only the repr has them in all Python versions.
+    # In all Python versions, only the repr contains both numbers.
     start, step = (*literal_eval(repr(count).removeprefix("count").replace(")", ",)")), 1)[:2]
     if type(start) not in (int, float) or type(step) not in (int, float):
         raise UnsupportedObjectError("it counts something other than integers and floats")
@@ -88,7 +91,7 @@ def _count_arguments(count: Any) -> tuple[Any, ...]:
 
 
 def _random_arguments(generator: Any) -> tuple[Any, ...]:
-    """Return the state of a random generator, without the version of its format."""
+    """Return the state of a random generator, without the version of the state's format."""
     _no_attributes(generator, "gauss_next")
     _version, state, gauss_next = generator.getstate()
     return state, gauss_next
@@ -106,13 +109,14 @@ _any_datetime: Any = datetime
 _any_time: Any = time
 
 NATIVE = (type(None), bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset)
-"""Types that pickle writes with their own opcodes, without naming a class."""
+"""Types that pickle writes with special opcodes instead of the name of a class."""
 
 FACTORIES = {kind.__name__: kind for kind in (*NATIVE[1:], complex, Decimal, Fraction)}
-"""Allowed factories of a defaultdict, besides the classes of the table."""
+"""Factories that a defaultdict can have, besides the classes of the table."""
 
 
-# Dates and times call `replace()`, which checks every field. Their constructors hardly check packed bytes.
+# Dates and times are created with `replace()`, which checks every field, because their constructors hardly check packed
+# bytes.
 PLAIN = (
     Plain(complex, lambda v: (v.real, v.imag), {(float, float)}, complex),
     Plain(range, lambda v: (v.start, v.stop, v.step), {(int, int, int)}, range),

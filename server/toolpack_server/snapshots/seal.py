@@ -1,7 +1,7 @@
 """Seal of stored data: a keyed hash that is checked before the data is used.
 
-An attacker without the key can't forge a snapshot, change its fingerprint of classes, or exchange it for another
-snapshot. The hash is keyed BLAKE2b (RFC 7693).
+An attacker without the key can't forge a snapshot, change the fingerprint of its classes, or replace it by another
+sealed snapshot. The hash is keyed BLAKE2b (RFC 7693).
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _ANY_HEADER = re.compile(rb"toolpack-snapshot-\d")
 
 
 def seal(payload: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
-    """Return the payload behind a header: the format, a keyed hash, and the fingerprint of the classes.
+    """Return the payload with a header in front: the format, a keyed hash, and the fingerprint of the classes.
 
     The hash covers the label, the fingerprint and the payload.
 
@@ -28,7 +28,7 @@ def seal(payload: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
         payload: The data.
         fingerprint: Fingerprint of the classes of the payload's objects.
         key: The secret key.
-        label: Name of the data, such as the name of a part. Only the same label unseals the data.
+        label: Name of the data, such as the name of a part. The data can be unsealed only with the same label.
     """
     encoded = fingerprint.encode()
     classes = bytes([len(encoded)]) + encoded
@@ -43,16 +43,16 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
         ClassesChangedError: The hash is right, but the fingerprint differs.
     """
     start = len(_HEADER) + _HASH_SIZE
-    # In a damaged SQLite file the blob may be text instead of bytes.
+    # In a damaged SQLite file, the blob can be text instead of bytes.
     data = blob if isinstance(blob, bytes) else b""
-    rest = memoryview(data)[start:]  # a view, because a copy may be large
+    rest = memoryview(data)[start:]  # a view, because a copy could need much memory
     if not (
         data.startswith(_HEADER) and hmac.compare_digest(data[len(_HEADER) : start], _sealing_hash(label, (rest,), key))
     ):
         other = _ANY_HEADER.match(data)
         if other and other[0] != _HEADER:
             raise StateDamagedError(
-                f"The stored state has the format {other[0].decode()}, this server reads {FORMAT}: use a server of the "
+                f"The stored state has the format {other[0].decode()}; this server reads {FORMAT}: use a server of the "
                 "version that wrote it."
             )
         raise StateDamagedError(
@@ -69,16 +69,16 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
 
 
 class KeyedHash:
-    """Keyed hashes for one purpose. Hashes for different purposes are unrelated."""
+    """Keyed hashes for one purpose. A hash for one purpose is never valid for another purpose."""
 
     def __init__(self, key: bytes, purpose: str) -> None:
-        # `of` copies this object, because setting up the key takes longer than hashing a short text.
+        # The method `of` copies this object, because setting up the key takes longer than hashing a short text.
         self._begun = hashlib.blake2b(_framed(purpose), key=_short(key), digest_size=_HASH_SIZE)
 
     def of(self, *parts: str | bytes | memoryview) -> str:
         """Return the keyed hash of parts as 64 hexadecimal digits."""
         keyed = self._begun.copy()
-        for part in parts:  # like `_framed`, but without a copy
+        for part in parts:  # the same bytes as `_framed` returns, but without a copy
             encoded = part.encode() if isinstance(part, str) else part
             keyed.update(b"%d:" % len(encoded))
             keyed.update(encoded)
@@ -86,7 +86,7 @@ class KeyedHash:
 
 
 def _framed(part: str | bytes | memoryview) -> bytes:
-    """Return a part with its length as prefix, so that different lists of parts have different bytes."""
+    """Return a part with its length as prefix. Without lengths, different lists of parts could yield the same bytes."""
     encoded = part.encode() if isinstance(part, str) else part
     return b"".join((b"%d:" % len(encoded), encoded))
 

@@ -1,4 +1,4 @@
-"""Splitter of an object graph into pieces, for an environment that isn't stored in pieces yet.
+"""Splitter that cuts an object graph into pieces, for an environment that isn't stored in pieces yet.
 
 The module `pieces` explains the rule and the terms.
 """
@@ -14,8 +14,8 @@ from toolpack_server.snapshots.lazy_graph import PLAIN, LazyGraph
 from toolpack_server.snapshots.pickling import explain
 from toolpack_server.snapshots.pieces import MAX_NAMES, Base, LazyTable, Vocabulary
 
-MIN_ITEMS = 16  # minimum number of instances in a container of the trunk, so that each is a piece
-NESTED_FACTOR = 4  # a container within a piece needs this many times as many instances
+MIN_ITEMS = 16  # a container of the trunk is cut into pieces if it contains at least this many instances
+NESTED_FACTOR = 4  # a container inside a piece needs this many times as many instances as a container of the trunk
 
 
 def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Base:
@@ -24,7 +24,7 @@ def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Bas
     Args:
         value: The first object of the graph.
         classes: The classes that the graph may contain.
-        min_items: Minimum number of instances in a container, so that each instance is a piece.
+        min_items: Number of instances from which on a container is cut, so that each instance is a piece.
 
     Raises:
         SnapshotError: An object of the graph can't be stored exactly.
@@ -47,8 +47,9 @@ def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Bas
         raise
     except Exception as error:  # noqa: BLE001 - writing may fail in any way
         raise explain(value, table.operators, error) from None
-    # Read the groups and write them a second time, because equal strings that are one object in the original may be two
-    # objects when read. After that, reading and writing a group without a change gives the same bytes.
+    # Read the groups and write them a second time. Equal strings that are one object in the original can be two objects
+    # after reading, which changes the bytes. After the second time, reading and writing an unchanged group yields the
+    # same bytes.
     again = LazyGraph(table, Base(vocabulary, groups))
     again.load_all()
     again.commit(may_share=False)
@@ -56,13 +57,14 @@ def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Bas
 
 
 class _Survey:
-    """Survey of a graph, which decides where the graph is cut.
+    """Survey of a graph that decides where to cut the graph.
 
     Attributes:
         objects: All objects except plain values.
         containers: The containers of the trunk that can be stored in chunks.
         pieces: The instances that are pieces.
-        may_share: Whether several references lead to a mutable object that is neither a piece nor such a container.
+        may_share: Whether several references lead to a mutable object that is neither a piece nor one of these
+            containers.
     """
 
     def __init__(self, value: Any, table: LazyTable, min_items: int) -> None:
@@ -80,7 +82,10 @@ class _Survey:
         self.may_share = any(id(obj) in others and not is_immutable(obj) for obj in self.objects)
 
     def _cut_trunk(self, value: Any, min_items: int) -> dict[int, Any]:
-        """Cut the containers that are reachable without passing a piece. Return the objects reachable in this way."""
+        """Cut the containers that are reachable without passing through a piece.
+
+        Return all objects that are reachable in this way.
+        """
         trunk: dict[int, Any] = {}
         pending = [value]
         while pending:
@@ -112,7 +117,7 @@ class _Survey:
 
 
 def _walk(value: Any) -> tuple[list[Any], set[int]]:
-    """Return all objects of a graph except plain values, and the ids of objects with several references to them."""
+    """Return all objects of a graph except plain values, and the ids of the objects that several references lead to."""
     seen: dict[int, Any] = {}
     shared: set[int] = set()
     pending = [value]
