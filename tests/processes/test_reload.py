@@ -138,7 +138,7 @@ def test_a_broken_file_is_reported_once_and_stops_nothing(tmp_path):
     with served(tmp_path) as server:
         session_id = server.rpc("create_session")["session_id"]
         server.write(BROKEN)
-        server.wait_for("reload: The server goes on with the previous code; correct the file.")
+        server.wait_for("reload: The server continues with the previous code; correct the file.")
         assert f"{tmp_path}/packs/shop.py:15: SyntaxError" in server.said()
         assert server.pay(session_id, 1) == 1
         server.write(BROKEN + "\n")

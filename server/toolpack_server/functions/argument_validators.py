@@ -1,8 +1,9 @@
 """Validators of the values that agents and clients send, built from pydantic's core schemas of models.
 
-Pydantic's own validators accept more than the JSON Schema that agents see, for example 1 for a boolean. The validators
-here accept a value only if it fits the schema, with one exception: a string that spells a JSON number or boolean is
-converted. Dates and times are ISO 8601 strings. NaN and infinity are refused even if a nested model allows them.
+Pydantic's own validators accept values that the JSON Schema shown to agents forbids, for example 1 for a boolean. The
+validators in this module accept only values that match the JSON Schema. One exception: they convert a string that
+spells a JSON number or boolean. Dates and times must be ISO 8601 strings. NaN and infinity are refused, even if a
+nested model allows them.
 """
 
 import cmath
@@ -21,7 +22,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticKnownError, SchemaValidator, core_schema
 
-MAX_DIGITS = sys.float_info.max_10_exp  # digits of an integer in JSON
+MAX_DIGITS = sys.float_info.max_10_exp  # maximum number of digits of an integer in JSON
 
 
 _VALUES = {
@@ -35,7 +36,7 @@ _VALUES = {
 
 _INTEGER = re.compile(rf"-?(0|[1-9]\d{{0,{MAX_DIGITS - 1}}})(\.0+)?", re.ASCII)
 _NUMBER = re.compile(rf"-?(0|[1-9]\d{{0,{MAX_DIGITS - 1}}})(\.\d+)?([eE][+-]?\d{{1,3}})?", re.ASCII)
-# Exponents are limited to those of a float. Otherwise a few characters could make a number of a million digits.
+# Exponents are limited to the range of a float. Otherwise a few characters could create a number with a million digits.
 _DECIMAL = re.compile(rf"[+-]?(\d{{1,{MAX_DIGITS}}}(\.\d*)?|\.\d+)([eE][+-]?0*(\d{{1,2}}|[12]\d\d|30[0-8]))?", re.ASCII)
 _FRACTION = re.compile(rf"{_DECIMAL.pattern}|[+-]?\d{{1,{MAX_DIGITS}}}/\d{{1,{MAX_DIGITS}}}", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
@@ -46,7 +47,7 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def argument_validator(model: type[BaseModel]) -> SchemaValidator:
-    """Return a validator that accepts the values that the JSON Schema of a model describes, at any depth."""
+    """Return a validator that accepts only values allowed by a model's JSON Schema, at any depth."""
     return _validator(model, _Transform(guarded=True))
 
 
@@ -57,7 +58,8 @@ def finite_validator(model: type[BaseModel]) -> SchemaValidator:
 
 
 def _validator(model: type[BaseModel], transform: "_Transform") -> SchemaValidator:
-    model.model_rebuild()  # does nothing unless a name was unknown when the class was made
+    """Return the validator for a model's core schema after a transformation."""
+    model.model_rebuild()  # only has an effect if a name in a type hint was undefined when the class was created
     # Without `_use_prebuilt=False`, pydantic would use the unchanged validators of nested classes.
     return SchemaValidator(transform(model.__pydantic_core_schema__), _use_prebuilt=False)
 
@@ -66,7 +68,7 @@ class _Transform:
     """Copies a core schema, and changes the copy so that numbers must be finite.
 
     Args:
-        guarded: Also insert a check before each conversion by pydantic that accepts more than the JSON Schema.
+        guarded: Also insert a check before each pydantic conversion that accepts more values than the JSON Schema.
     """
 
     def __init__(self, *, guarded: bool) -> None:
@@ -77,7 +79,7 @@ class _Transform:
         """Return the changed copy of a core schema, or of a part of one.
 
         Args:
-            iso_durations: Durations are ISO 8601 strings in the JSON Schema; otherwise they are numbers of seconds.
+            iso_durations: The JSON Schema describes durations as ISO 8601 strings, and not as numbers of seconds.
         """
         again = partial(self, iso_durations=iso_durations)
         if isinstance(schema, list | tuple):
@@ -85,7 +87,7 @@ class _Transform:
         if not isinstance(schema, dict):
             return schema
         kind = schema.get("type")
-        if not isinstance(kind, str):  # fields or choices, by name
+        if not isinstance(kind, str):  # this dictionary isn't a schema, but maps names to fields or choices
             return {name: again(part) for name, part in schema.items()}
         if "config" in schema:
             how = schema["config"].get("ser_json_timedelta", "iso8601")
@@ -104,20 +106,24 @@ class _Transform:
         return copy if check is None else _checked(check, copy)
 
     def _labelled(self, choice: Any, copy: Any) -> Any:
-        """Give a choice of a union its original title, so that the inserted checks don't change locations in errors."""
-        if isinstance(copy, tuple):  # the choice has a label of its own
+        """Return a union's changed choice with its original title, because errors contain this title as a location."""
+        if isinstance(copy, tuple):  # the union itself has labelled this choice
             return copy
         try:
             return copy, SchemaValidator(self._whole(choice)).title
-        except Exception:  # noqa: BLE001 - no validator can be built from this choice alone: keep its new title
+        except Exception:  # noqa: BLE001 - no validator can be built from this choice alone, so keep its new title
             return copy
 
     def _whole(self, schema: Any) -> Any:
+        """Return a part of a core schema, together with the definitions that it refers to."""
         return core_schema.definitions_schema(schema, self._definitions) if self._definitions else schema
 
 
 def _checked(check: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
-    """Return a schema that runs a check before the given schema. References to that schema then mean the new one."""
+    """Return a schema that runs a check before the given schema.
+
+    The new schema takes over the given schema's `ref`, so that references to the given schema include the check.
+    """
     ref = schema.pop("ref", None)
     return core_schema.no_info_before_validator_function(check, schema, ref=ref)
 
@@ -140,13 +146,15 @@ def _check_of(schema: Mapping[str, Any], *, iso_durations: bool) -> Callable[[An
 
 
 def _is_text(schema: Any) -> bool:
+    """Return whether the JSON Schema of a core schema describes a string."""
     try:
         return GenerateJsonSchema().generate(schema).get("type") == "string"
-    except Exception:  # noqa: BLE001 - pydantic has no JSON Schema for it
+    except Exception:  # noqa: BLE001 - pydantic can't create a JSON Schema for it
         return False
 
 
 def _check_integer(value: Any) -> Any:
+    """Refuse a boolean, and a string that doesn't spell a JSON integer. Return the value unchanged, like all checks."""
     if type(value) is str:
         if not _INTEGER.fullmatch(value):
             raise PydanticKnownError("int_parsing")
@@ -165,7 +173,7 @@ def _check_float(value: Any) -> Any:
 
 
 def _check_boolean(value: Any) -> Any:
-    """Return a boolean, or the string "true" or "false", unchanged. Refuse the other values that pydantic converts."""
+    """Refuse all values except a boolean, "true" and "false". Pydantic alone would also convert, for example, "yes"."""
     if type(value) is bool:
         return value
     if type(value) is not str:
@@ -237,7 +245,7 @@ def _check_uuid(value: Any) -> Any:
 
 
 def _check_choice(choices: list[Any], value: Any) -> Any:
-    """Refuse a string, number or boolean that isn't one of the choices. True doesn't match 1, as it does in Python."""
+    """Refuse a string, number or boolean that isn't one of the choices. Unlike in Python, True doesn't equal 1."""
     if isinstance(value, str | int | float) and not isinstance(value, enum.Enum):
         equal = [choice for choice in choices if choice == value]
         if not any((type(choice) is bool) == (type(value) is bool) for choice in equal):
@@ -258,7 +266,7 @@ def _check_array(value: Any) -> Any:
 
 
 def _check_json(value: Any) -> Any:
-    """Refuse a JSON string with a number that would be NaN or infinite. Pydantic alone would accept `NaN` in it."""
+    """Refuse a JSON string that contains NaN or an infinite number. Pydantic alone would accept `NaN`."""
     if isinstance(value, str):
         try:
             json.loads(value, parse_constant=_finite, parse_float=_finite)
@@ -277,7 +285,11 @@ def _finite(text: str) -> float:
 
 
 def _check_fields(validator: SchemaValidator, value: Any) -> Any:
-    """Validate the arguments of a class with its own `__init__`. It would pass them to pydantic's own validator."""
+    """Validate the arguments of a class that defines its own `__init__`.
+
+    Pydantic calls such an `__init__` first, and it passes the arguments to pydantic's own validator, without our
+    checks.
+    """
     if isinstance(value, dict):
         validator.validate_python(value)
     return value

@@ -1,7 +1,7 @@
-"""Types of MCP content blocks, which functions may return: text, images, audio and resources.
+"""Types of MCP content blocks that functions can return: text, images, audio and resources.
 
-A function annotated `-> Content` returns a list of these blocks. MCP clients receive the blocks unchanged, all other
-clients as JSON.
+A function annotated `-> Content` returns a list of these blocks. MCP clients receive the blocks unchanged, and all
+other clients receive them as JSON.
 """
 
 import base64
@@ -33,7 +33,7 @@ Uri = Annotated[str, AfterValidator(_is_uri)]
 
 
 class Annotations(TypedDict, total=False):
-    """Hints for a client: the audience of a block, its priority from 0 to 1, and its last change (ISO 8601)."""
+    """Hints for a client: a block's audience, its priority from 0 to 1, and the time of its last change (ISO 8601)."""
 
     audience: list[Literal["user", "assistant"]]
     priority: Annotated[float, Field(ge=0, le=1)]
@@ -41,7 +41,7 @@ class Annotations(TypedDict, total=False):
 
 
 class TextContent(TypedDict):
-    """Text."""
+    """A block of text."""
 
     type: Literal["text"]
     text: str
@@ -58,7 +58,7 @@ class ImageContent(TypedDict):
 
 
 class AudioContent(TypedDict):
-    """A sound: its bytes in base64, and their MIME type."""
+    """An audio recording: its bytes in base64, and their MIME type."""
 
     type: Literal["audio"]
     data: Base64
@@ -67,7 +67,7 @@ class AudioContent(TypedDict):
 
 
 class ResourceLink(TypedDict):
-    """A reference to something that the client may read by itself."""
+    """A link to a resource that the client can read by itself."""
 
     type: Literal["resource_link"]
     uri: Uri
@@ -80,7 +80,7 @@ class ResourceLink(TypedDict):
 
 
 class TextResource(TypedDict):
-    """A resource that is text."""
+    """The content of a text resource."""
 
     uri: Uri
     text: str
@@ -88,7 +88,7 @@ class TextResource(TypedDict):
 
 
 class BlobResource(TypedDict):
-    """A resource that is bytes, in base64."""
+    """The content of a binary resource, in base64."""
 
     uri: Uri
     blob: Base64
@@ -96,7 +96,7 @@ class BlobResource(TypedDict):
 
 
 class EmbeddedResource(TypedDict):
-    """A resource with its content."""
+    """A resource that is included in the result with its content."""
 
     type: Literal["resource"]
     resource: TextResource | BlobResource
@@ -128,7 +128,8 @@ def check_content(result: bytes) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         index, *keys = first["loc"] or ("",)
-        # Leave out the names of types, which pydantic adds after the index and for resources.
+        # Leave out the names of types. Pydantic adds them to the location after the index, and before a resource's
+        # keys.
         location = f"result[{index}]" + "".join(f".{key}" for key in keys[1:] if key not in _RESOURCES)
         raise ResultError(
             f"the function is annotated -> Content, but {shown(location)} isn't an MCP content block: {first['msg']}."

@@ -1,9 +1,9 @@
 """Execution of coroutines from synchronous code, on an event loop that each thread keeps.
 
-The next coroutine on the loop may belong to another session, so a coroutine must leave nothing behind:
+The next coroutine on the loop might belong to another session, so a coroutine must leave nothing behind:
 
-- When a coroutine ends, the tasks that it started and didn't await are cancelled.
-- Work that a coroutine left in the loop's executor can't be cancelled. So the next coroutine gets a new executor.
+- When a coroutine finishes, all tasks that it started but didn't await are cancelled.
+- Work that a coroutine left in the loop's thread pool can't be cancelled. So the next coroutine gets a new pool.
 - A coroutine can't stop or reconfigure the loop.
 """
 
@@ -26,11 +26,11 @@ _resolvers = concurrent.futures.ThreadPoolExecutor(RESOLVERS, "resolvers", own_t
 REFUSED = "The event loop is shared with other sessions: a function can't stop or reconfigure it."
 
 current_call: ContextVar[Any] = ContextVar("current_call", default=None)
-"""The call that runs now: a `SharedCall` on a shared loop, or the coroutine on a thread's own loop. None: no call."""
+"""The call that is running: a `SharedCall` on a shared loop, or the coroutine on a thread's own loop. None: no call."""
 
 
 def _refused(method: Callable[..., Any]) -> Any:
-    """Return a method of the loop with a guard: the method raises a `RuntimeError` if a call's code uses it."""
+    """Return a guarded method of the loop. It raises a `RuntimeError` if the code of a call invokes it."""
 
     def guarded(*args: Any, **named: Any) -> Any:
         if current_call.get() is not None:
@@ -61,9 +61,9 @@ class TurnSelector(selectors.DefaultSelector):
 
 
 class CallLoop(asyncio.SelectorEventLoop):
-    """An event loop for coroutines of calls.
+    """Event loop for the coroutines of calls.
 
-    Host names are looked up on shared threads, so a slow lookup isn't counted as work that a call left behind.
+    All loops look up host names on shared threads, so that a slow lookup isn't counted as work left behind by a call.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class CallLoop(asyncio.SelectorEventLoop):
         port: Any,
         *,
         family: int = 0,
-        type: int = 0,  # noqa: A002 - its name in asyncio
+        type: int = 0,  # noqa: A002 - asyncio calls this parameter `type`
         proto: int = 0,
         flags: int = 0,
     ) -> Any:
@@ -96,7 +96,7 @@ class CallLoop(asyncio.SelectorEventLoop):
 
 
 class _OwnLoop:
-    """The event loop that a thread keeps, because creating one takes longer than most functions run."""
+    """The event loop that a thread keeps, because creating a loop takes longer than running most functions."""
 
     def __init__(self) -> None:
         self.runner = asyncio.Runner(loop_factory=CallLoop)
@@ -109,7 +109,10 @@ _main_keeps_loop = False
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to completion from sync code, and return its result. An event loop may run on this thread."""
+    """Run a coroutine to completion from synchronous code, and return its result.
+
+    If an event loop is running on this thread already, run the coroutine on another thread, and block until it is done.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -119,13 +122,13 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def keep_main_loop() -> None:
-    """Make the main thread keep its event loop, too. An executor calls this, because it runs functions there."""
+    """Make the main thread also keep its event loop. An executor calls this, because it runs functions there."""
     global _main_keeps_loop  # noqa: PLW0603 - set once, before any function runs
     _main_keeps_loop = True
 
 
 def wake_loop(thread: int) -> None:
-    """Wake the event loop of another thread, if it has one, so that the thread runs code that can be interrupted."""
+    """Wake another thread's event loop, if any, so that the thread runs Python code, which can be interrupted."""
     own = _own_loops.get(thread)
     if own is not None:
         with contextlib.suppress(RuntimeError):  # the loop has just been closed
@@ -133,14 +136,14 @@ def wake_loop(thread: int) -> None:
 
 
 def close_loop() -> None:
-    """Close the event loop that this thread keeps, if any."""
+    """Close the event loop that this thread keeps, if it has one."""
     own = _own_loops.pop(threading.get_ident(), None)
     if own is not None:
         own.runner.close()
 
 
 def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on the event loop that this thread keeps, and end everything that it leaves on the loop."""
+    """Run a coroutine on the event loop that this thread keeps, and cancel the tasks that it leaves on the loop."""
     if not _main_keeps_loop and threading.current_thread() is threading.main_thread():
         return asyncio.run(coroutine)
     own = _own_loops.get(threading.get_ident())
@@ -155,12 +158,12 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return runner.run(coroutine, context=context)
     finally:
-        for variable, value in context.items():  # the caller sees the coroutine's variables, as after an `await`
+        for variable, value in context.items():  # as after an `await`, the caller sees the variables that were set
             if variable is not current_call:
                 variable.set(value)
         # Tasks that the function left running would otherwise continue during another call.
         leftovers = asyncio.all_tasks(own.loop)
-        for task in leftovers:  # cancel all before the event loop runs again, so that no task takes another step
+        for task in leftovers:  # cancel all tasks before the event loop runs again, so that no task runs another step
             task.cancel()
         if leftovers:
             runner.run(_wait_for(leftovers))

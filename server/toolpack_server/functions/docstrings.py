@@ -1,7 +1,7 @@
-"""Parser of functions' docstrings, which returns the descriptions of functions and parameters that agents see.
+"""Parser for docstrings, which returns the descriptions of functions and parameters that agents see.
 
-Descriptions are the same as AgentDojo's, so they leave out sections such as Returns. The command `check` lists these
-sections, because an author may not expect that.
+The descriptions equal those in AgentDojo, so they leave out sections such as Returns. The command `check` lists the
+omitted sections, because an author might expect agents to see them.
 """
 
 import re
@@ -23,14 +23,15 @@ _FIELDS = {
     *(PARAM_KEYWORDS | RAISES_KEYWORDS | RETURNS_KEYWORDS | YIELDS_KEYWORDS | DEPRECATION_KEYWORDS | EXAMPLES_KEYWORDS),
     *("type", "rtype", "var", "ivar", "cvar", "vartype", "meta"),
 }
-# The parser takes each line that begins with a colon as a Sphinx field. A mark before other colons prevents that.
+# The parser interprets each line that begins with a colon as a Sphinx field. To prevent this for other lines, the
+# regular expression finds them, and `parse_docstring` inserts a mark before their colons.
 _TEXT_LINE = re.compile(rf"^([ \t]*)(?=:(?!(?:{'|'.join(sorted(_FIELDS))})\b[^:\n]*:))", re.MULTILINE)
 _MARK = "\N{WORD JOINER}"
 _NONE = re.compile(r"\bNone\b(?! (?:of|are|were)\b)")
 
 
 def parse_docstring(text: str) -> Docstring:
-    """Parse a docstring of any style. A line that begins with a colon but not with a known field is text."""
+    """Parse a docstring of any style. A line that begins with a colon is text, unless it begins with a known field."""
     docs = docstring_parser.parse(_TEXT_LINE.sub(rf"\1{_MARK}", text))
     for part in (docs, *docs.meta):
         for name, value in vars(part).items():
@@ -40,12 +41,12 @@ def parse_docstring(text: str) -> Docstring:
 
 
 def description(docs: Docstring) -> str:
-    """Return the description that agents see: short and long description, with the value None written as null."""
+    """Return the description that agents see: the short and the long description, with None written as null."""
     return _NONE.sub("null", "\n".join(filter(None, [docs.short_description, docs.long_description])))
 
 
 def parameter_descriptions(params: Sequence[DocstringParam]) -> dict[str, str]:
-    """Return the descriptions of the documented parameters; "" for a parameter without text."""
+    """Return the description of each documented parameter. It is "" for a parameter without text."""
     # NumPy style can document several parameters in one entry: `x, y : float`.
     return {name.strip(): param.description or "" for param in params for name in param.arg_name.split(",")}
 

@@ -1,6 +1,7 @@
 """Fields of the model that validates a function's arguments, built from type hints, defaults and descriptions.
 
-A default `Field(...)` means the same as in a pydantic model. A parameter with the default None also accepts None.
+A default `Field(...)` means the same as in a pydantic model. A parameter with the default None accepts None, even if
+its type hint doesn't.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from toolpack_server.base.errors import RegistrationError
 
 
 class PublishedSchema(GenerateJsonSchema):
-    """Generator of the JSON Schema that agents see. It omits defaults that JSON can't express, such as infinity."""
+    """Generator of the JSON Schema that agents see. It omits defaults that JSON can't represent, such as infinity."""
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         published = super().default_schema(schema)
@@ -28,7 +29,7 @@ class PublishedSchema(GenerateJsonSchema):
         except ValueError:
             published.pop("default", None)
         except (TypeError, PydanticSerializationError):
-            pass  # pydantic has omitted the default already
+            pass  # pydantic has already omitted this default
         return published
 
 
@@ -45,7 +46,7 @@ def field_of(hint: Any, default: Any, text: str | None) -> tuple[Any, Any]:
     """Return the annotation and the pydantic field of a parameter.
 
     Args:
-        text: The parameter's description in the docstring.
+        text: The parameter's description in the docstring. None: there is no description.
     """
     if isinstance(default, FieldInfo):
         described = Annotated[hint, Field(description=text)] if text else hint
@@ -55,18 +56,18 @@ def field_of(hint: Any, default: Any, text: str | None) -> tuple[Any, Any]:
 
 
 def _with_none(hint: Any) -> Any:
-    """Return the type with None allowed, or unchanged if it allows None already."""
+    """Return a type that also allows None. Return the type unchanged if it already does."""
     try:
         TypeAdapter(hint).validate_python(None)
     except ValidationError:
         return Optional[hint]  # noqa: UP045 - `|` fails for some hints
-    except Exception:  # noqa: BLE001 - building the model will fail for the same reason, with a better message
+    except Exception:  # noqa: BLE001 - creating the model will fail for the same reason, with a better message
         return hint
     return hint
 
 
 def described_outside(hint: Any, default: Any) -> str | None:
-    """Return the description in a parameter's annotation or default, or None if there is none."""
+    """Return the description in a parameter's default or annotation, or None if neither contains a description."""
     metadata = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     fields = [item.description for item in (default, *metadata) if isinstance(item, FieldInfo)]
     texts = [*fields, *(item.documentation for item in metadata if isinstance(item, Doc))]
@@ -74,12 +75,16 @@ def described_outside(hint: Any, default: Any) -> str | None:
 
 
 def is_required(parameter: inspect.Parameter) -> bool:
+    """Return whether a call must pass this parameter, because it has no default."""
     default = parameter.default
     return default is parameter.empty or (isinstance(default, FieldInfo) and default.is_required())
 
 
 def check_default(name: str, default: Any) -> None:
-    """Raise a `RegistrationError` for a `dataclasses.field(...)`, which is neither a value nor pydantic's field."""
+    """Raise a `RegistrationError` if a default is a `dataclasses.field(...)`, because the author meant another value.
+
+    In a plain function, the field object itself would become the argument.
+    """
     if isinstance(default, dataclasses.Field):
         raise RegistrationError(
             f"the default of parameter `{name}` is a dataclasses.field(...), which has no meaning in a function: write "
@@ -88,12 +93,12 @@ def check_default(name: str, default: Any) -> None:
 
 
 def default_of(default: Any) -> Any:
-    """Return the value of a default, also of a `Field(...)`."""
+    """Return the value of a default. If the default is a `Field(...)`, return the value that the field contains."""
     return default.get_default(call_default_factory=True) if isinstance(default, FieldInfo) else default
 
 
 def with_field_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that fills in omitted arguments whose default is a `Field(...)`."""
+    """Wrap a function so that an omitted argument gets the value of its `Field(...)` default, not the field itself."""
     defaults: Mapping[str, FieldInfo] = {
         name: parameter.default
         for name, parameter in inspect.signature(function).parameters.items()

@@ -1,7 +1,7 @@
-"""Detection of threads and executor work that still run after their function has returned.
+"""Detection of threads and thread-pool work that still run after their function has returned.
 
-Such work still has references to the objects of the call's environment, and may change them at any time. The objects
-are therefore dropped after the call, and the next call thaws them from the snapshot.
+This work still holds references to objects in the call's environment, and can change them at any time. So these objects
+are dropped after the call, and the next call restores them from the snapshot.
 """
 
 import sys
@@ -13,11 +13,15 @@ from typing import Any
 from weakref import WeakSet
 
 SERVER_THREADS = {"calls", "checkpoints", "deadlines", "leases", "testing"}
-"""Names of the server's own threads, which are never counted as leftovers. Features add theirs."""
+"""Names of the server's own threads, which are never counted as leftovers. Features add the names of their threads."""
 
 
 class LoopExecutor(ThreadPoolExecutor):
-    """The default executor of an event loop for functions; `asyncio.to_thread` uses it."""
+    """Thread pool that an event loop uses by default, such as for `asyncio.to_thread` in a function.
+
+    Attributes:
+        unfinished: The work that is queued or running.
+    """
 
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="functions", initializer=own_thread)
@@ -26,43 +30,46 @@ class LoopExecutor(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future = super().submit(fn, *args, **kwargs)
         self.unfinished.add(future)
-        # asyncio adds its callbacks later. So when an await of the future returns, this callback has run already.
+        # Callbacks run in the order in which they were added, and asyncio adds its own later. So when an `await` of the
+        # future returns, this callback has already run.
         future.add_done_callback(self.unfinished.discard)
         return future
 
     def abandon(self) -> None:
-        """Cancel queued work, let running work end by itself, and mark the current call as having left work."""
+        """Cancel queued work, let running work finish by itself, and record that the current call has left work."""
         self.shutdown(wait=False, cancel_futures=True)
         _abandoned.add(self)
         _call.left_work = True
 
 
 class _CallLeftovers(threading.local):
+    """Whether the call that runs on this thread has left work in a thread pool."""
+
     left_work = False
 
 
 _call = _CallLeftovers()
-_executor_threads: WeakSet[threading.Thread] = WeakSet()  # threads of a LoopExecutor, which counts its work itself
+_executor_threads: WeakSet[threading.Thread] = WeakSet()  # threads of thread pools, which count their work themselves
 _abandoned: WeakSet[LoopExecutor] = WeakSet()
 _left: dict[str, WeakSet[threading.Thread]] = {}  # leftover threads, by the toolpack that has probably started them
 _left_lock = threading.Lock()  # held to change `_left`
 
 
 def own_thread() -> None:
-    """Exclude the current thread from the leftovers, because the executor that started it counts its work itself."""
+    """Exclude the current thread from the leftovers, because the thread pool that started it counts its own work."""
     _executor_threads.add(threading.current_thread())
 
 
 def suspended() -> bool:
-    """Return whether the current call, which is suspended now, has left work so far.
+    """Return whether the current call, which is being suspended, has left work so far.
 
-    The call may continue on another thread, so the caller keeps the value, and `resumed` restores it there.
+    Because the call might continue on another thread, the caller keeps this value and passes it to `resumed` there.
     """
     return _call.left_work
 
 
 def resumed(*, left_work: bool) -> None:
-    """Restore the value of `suspended` on the thread where the call continues."""
+    """Restore the result of `suspended` on the thread where the call continues."""
     _call.left_work = left_work
 
 
@@ -79,10 +86,10 @@ class Watch:
         self._before = threading.enumerate()
 
     def leaves_work(self, toolpacks: Iterable[str]) -> bool:
-        """Return whether other threads may still use objects of these toolpacks' environments.
+        """Return whether other threads might still use objects in these toolpacks' environments.
 
-        A thread that appeared during the call counts, because nothing tells which call started it. While the thread is
-        alive, it also counts for later calls of these toolpacks, because these calls may give it more work.
+        Every thread that appeared during the call counts, because Python doesn't tell which call started it. While the
+        thread is alive, it also counts for later calls to these toolpacks, because these calls can pass it more work.
         """
         after = threading.enumerate()
         if after != self._before:
@@ -98,7 +105,7 @@ class Watch:
 
 
 def _have_left_threads(toolpacks: Iterable[str]) -> bool:
-    """Return whether leftover threads of these toolpacks are alive. Drop the entries of toolpacks without any."""
+    """Return whether leftover threads of these toolpacks are alive. Drop the entries of toolpacks without them."""
     with _left_lock:
         for name in toolpacks:
             if not any(thread.is_alive() for thread in _left.get(name, ())):
@@ -107,12 +114,12 @@ def _have_left_threads(toolpacks: Iterable[str]) -> bool:
 
 
 def leftover_threads() -> int:
-    """Return the number of busy leftover threads. An executor's idle threads don't count."""
+    """Return the number of busy leftover threads. The idle threads of a thread pool aren't counted."""
     threads = {thread for left in [*_left.values()] for thread in [*left] if thread.is_alive()}
     busy = sum(len(executor.unfinished) for executor in [*_abandoned])
     if threads:
         frames = sys._current_frames()  # noqa: SLF001 - the documented way to inspect other threads
         for thread in threads:
             frame = frames.get(thread.ident or 0)
-            busy += frame is not None and frame.f_code is not pools._worker.__code__  # noqa: SLF001 - that one is idle
+            busy += frame is not None and frame.f_code is not pools._worker.__code__  # noqa: SLF001 - idle threads
     return busy

@@ -1,10 +1,10 @@
-"""Event loop that the coroutines of many calls share, so that a call that awaits needs no thread.
+"""Event loop shared by the coroutines of many calls, so that a call needs no thread while it awaits.
 
-Calls are isolated from each other: each has its own context, tasks, timers and executor. When a call's coroutine ends,
-its remaining tasks are cancelled and awaited before the call is reported as done.
+Calls are isolated from each other, because each call has its own context, tasks, timers and thread pool. When a call's
+coroutine finishes, its remaining tasks are cancelled and awaited before the call is reported as done.
 
-The loop runs only while it has calls. It uses only documented parts of asyncio, except in a process that a function has
-forked.
+The loop runs only while it has calls. It uses only documented parts of asyncio, except in a process forked by a
+function.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ from toolpack_server.functions.coroutines import CallLoop, current_call
 from toolpack_server.functions.leftovers import LoopExecutor
 from toolpack_server.functions.steps import CoroutineResult
 
-IDLE_SECONDS = 10.0  # after which the thread of a loop without calls ends
+IDLE_SECONDS = 10.0  # time without calls after which a loop's thread exits
 
 
 class SharedCall:
     """A call's coroutine on a shared loop, with the tasks, timers and threads that it has started.
 
     Args:
-        done: Callback for the end of the call, called on the loop.
-        context: The context of the coroutine. Nothing else may run in it meanwhile.
+        done: Callback that the loop's thread calls when the call has ended.
+        context: The `contextvars` context of the coroutine. No other code may run in this context meanwhile.
 
     Attributes:
         result: The result or exception of the coroutine; None while it runs.
-        cancelled: The call was answered already, so the coroutine must end.
-        left_work: Work that the coroutine gave to threads still runs.
-        used_threads: The coroutine gave work to threads.
+        cancelled: The call's caller already has an answer, such as a timeout, so the coroutine must end.
+        left_work: Work that the coroutine passed to threads is still running.
+        used_threads: The coroutine passed work to threads.
         ended: The coroutine, its tasks and its timers have ended. The loop runs no further callbacks of the call.
-        blocked_seconds: Seconds during which its steps blocked the loop for other calls.
-        interrupted: Number of interrupts of a step that had no effect.
+        blocked_seconds: Seconds during which the call's steps blocked the loop for other calls.
+        interrupted: Number of interrupts that failed to stop a step of the call.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SharedCall:
     ) -> None:
         self.coroutine = coroutine
         self.done = done
-        # The caller sees the context variables that the coroutine sets, as with any `await`.
+        # A caller that passes a context sees the variables that the coroutine sets, as with any `await`.
         self.context = Context() if context is None else context
         self.result: CoroutineResult | None = None
         self.left_work = self.used_threads = self.cancelled = self.ended = False
@@ -68,7 +68,7 @@ class SharedCall:
 
 
 class CallTask(asyncio.Task[Any]):
-    """A task on a shared loop, with its call."""
+    """A task on a shared loop that knows its call. None: the task belongs to no call."""
 
     call: SharedCall | None = None
 
@@ -77,7 +77,7 @@ class SharedLoop(CallLoop):
     """Runs coroutines of calls on its own thread.
 
     Args:
-        block: Protects code that must not be interrupted in a step; None if steps are never interrupted.
+        block: Protects code in a step that must not be interrupted. None: steps are never interrupted.
     """
 
     def __init__(self, block: InterruptTarget | None = None) -> None:
@@ -88,21 +88,21 @@ class SharedLoop(CallLoop):
         self._arrived: deque[SharedCall] = deque()
         self._begin_scheduled = False  # `_begin_arrived` is scheduled
         self._ending = False
-        # The thread's CPU clock. Unlike the thread's ident, it can safely be used after the thread has ended.
+        # The thread's CPU clock. Unlike the thread's ident, it can safely be used after the thread has exited.
         self._clock: int | None = None
         self._lock = threading.Lock()
         self._work_arrived = threading.Event()
         self.thread: threading.Thread | None = None
         self._scheduled_steps = 0
-        self._seen: tuple[int, int, int, Any] | None = None  # identifies the step at the last look; None: no step ran
-        self._looks = 0  # looks in a row at this step
-        self._used_before = 0.0  # the thread's CPU seconds at the first of them
-        self._blocked_since = 0.0  # when the part of the step began that `blocked_seconds` doesn't include yet
+        self._seen: tuple[int, int, int, Any] | None = None  # the step that `look` saw last; None: no step was running
+        self._looks = 0  # number of calls of `look` in a row that saw this step
+        self._used_before = 0.0  # the thread's CPU seconds when `look` saw this step for the first time
+        self._blocked_since = 0.0  # start of the step's time that isn't included in `blocked_seconds` yet
         self.blocked_seconds = 0.0  # seconds during which single steps blocked the loop for other calls
         run_after_fork(self._end_forked)
 
     def _end_forked(self) -> None:
-        """Run no code of other calls in a process that a function has forked, and end it when the loop would wait."""
+        """Drop the code of other calls in a process forked by a function, and exit when the loop would wait."""
         self.turns.select = _end_process  # type: ignore[assignment, method-assign]
         self._ready.clear()  # type: ignore[attr-defined] # steps of other calls in the same iteration
 
@@ -111,7 +111,7 @@ class SharedLoop(CallLoop):
     def begin(self, call: SharedCall) -> None:
         """Start a call on this loop. Raise a `RuntimeError` if the system allows no more threads."""
         self._arrived.append(call)
-        # Waking the loop is a system call, so wake it once for many calls.
+        # Waking the loop needs a system call, so wake it only once for many calls.
         if self._begin_scheduled and self.thread is not None:
             return
         self._begin_scheduled = True
@@ -125,7 +125,7 @@ class SharedLoop(CallLoop):
                 self.thread = thread
 
     def end(self) -> None:
-        """Cancel all calls. The loop is closed when they have ended."""
+        """Cancel all calls. When they have ended, the loop closes itself."""
         with self._lock:
             self._ending = True
             if self.thread is None:
@@ -135,15 +135,15 @@ class SharedLoop(CallLoop):
             self._work_arrived.set()
 
     def give_back(self) -> list[SharedCall]:
-        """Return the calls that haven't begun, and remove them from this loop, so that they can run elsewhere.
+        """Remove and return the calls that haven't begun, so that the caller can run them elsewhere.
 
-        Cancelled calls aren't returned. They end on this loop.
+        Cancelled calls aren't returned, because they end on this loop.
         """
         returned = []
         while self._arrived:
             try:
                 returned.append(self._arrived.popleft())
-            except IndexError:  # the call has just begun
+            except IndexError:  # the loop has just begun the last of these calls
                 break
         for call in [call for call in returned if call.cancelled]:
             returned.remove(call)
@@ -151,7 +151,7 @@ class SharedLoop(CallLoop):
         return returned
 
     def add_blocked_time(self, call: SharedCall | None) -> None:
-        """Add the time of the current step to the blocked time, from its start or from the last call of this method."""
+        """Add the current step's time to the blocked time, from the step's start or the last call of this method."""
         now = time.monotonic()
         self.blocked_seconds += now - self._blocked_since
         if call is not None:
@@ -159,18 +159,19 @@ class SharedLoop(CallLoop):
         self._blocked_since = now
 
     def look(self) -> tuple[int, float, SharedCall | None]:
-        """Return how often in a row the loop was in the same step, the step's CPU seconds so far, and its call.
+        """Return how often in a row this method saw the loop in the same step, the step's CPU seconds, and its call.
 
-        One thread calls this method at regular intervals.
+        One thread calls this method at regular intervals to find steps that block the loop. The values are 0, 0.0 and
+        None while no step is running.
         """
         thread, turns = self.thread, self.turns
         if thread is None or turns.waits or not self.is_running():
             self._seen = None
             return 0, 0.0, None
         task = asyncio.current_task(self)
-        # Identify the step. An iteration of the loop may run steps of many calls, but nearly every step schedules
-        # another one, so the number of scheduled steps tells steps apart. A garbage collection during a step takes
-        # long with many sessions, and isn't the step's fault. So a collection restarts the measurement.
+        # Identify the step. One iteration of the loop can run steps of many calls. But nearly every step schedules
+        # another step, so the number of scheduled steps distinguishes them. With many sessions, a garbage collection
+        # takes long, and it isn't the fault of the step during which it runs. So it restarts the measurement.
         seen = turns.turn, self._scheduled_steps, gc.get_stats()[-1]["collections"], task
         used = self._cpu_seconds()
         if self._seen is None or seen[:-1] != self._seen[:-1] or seen[-1] is not self._seen[-1]:
@@ -183,20 +184,20 @@ class SharedLoop(CallLoop):
             return 0.0
         try:
             return time.clock_gettime(self._clock)
-        except OSError:  # the thread has just ended
+        except OSError:  # the thread has just exited
             return 0.0
 
     # On its thread
 
     def _run(self) -> None:
-        """Run the loop while it has calls, then wait for the next call. The function of the loop's thread."""
+        """Run the loop while it has calls, then wait for the next call. This is the function of the loop's thread."""
         uninterruptible.block = self.block
         if hasattr(time, "pthread_getcpuclockid"):  # not on macOS
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         while True:
             try:
                 self.run_forever()
-            except BaseException:  # noqa: BLE001, S110 - a task's `SystemExit`, which the task has stored as its result
+            except BaseException:  # noqa: BLE001, S110 - for example a task's `SystemExit`, which is the task's result
                 pass
             else:
                 if self._is_over() or not self._wait():
@@ -204,7 +205,7 @@ class SharedLoop(CallLoop):
             self.call_soon(self._stop_if_idle)
 
     def _is_over(self) -> bool:
-        """Close the loop and return True if the loop must end and has no calls left."""
+        """Close the loop and return True, if it must end and has no calls left. Otherwise return False."""
         with self._lock:
             if self._ending and not self._calls:
                 super().close()
@@ -217,9 +218,9 @@ class SharedLoop(CallLoop):
         self._stop_if_idle()
 
     def _wait(self) -> bool:
-        """Wait for a new call or the end of the loop. Return False after `IDLE_SECONDS`: the thread must end."""
+        """Wait for a new call or the end of the loop. Return False after `IDLE_SECONDS`, when the thread must exit."""
         if not self._work_arrived.wait(IDLE_SECONDS):
-            with self._lock:  # `begin` sets the event before it looks for the thread under the lock
+            with self._lock:  # `begin` sets the event first, and then checks under the lock whether there is a thread
                 if not self._work_arrived.is_set():
                     self.thread = None
                     return False
@@ -231,11 +232,12 @@ class SharedLoop(CallLoop):
             super().stop()
 
     def _begin_arrived(self) -> None:
-        """Begin one call per iteration. If its first step blocks, `give_back` can still move the calls behind it."""
+        """Begin one call per iteration. If its first step blocks, `give_back` can still move the calls after it."""
         try:
             call = self._arrived.popleft()
         except IndexError:
-            # Clear the flag before the look: a call that arrives after the look must see it cleared and wake the loop.
+            # Clear the flag first, then check again: a call that arrives after the check must see the cleared flag, so
+            # that it wakes the loop.
             self._begin_scheduled = False
             if not self._arrived:
                 self._stop_if_idle()
@@ -246,7 +248,7 @@ class SharedLoop(CallLoop):
         self.call_soon(self._begin_arrived)
 
     def _begin(self, call: SharedCall) -> None:
-        """Start the coroutine of a call as a task, or end the call if it was cancelled before."""
+        """Start a call's coroutine as a task. If the call was cancelled before, end it instead."""
         self._calls.add(call)
         if call.cancelled:
             call.coroutine.close()
@@ -266,7 +268,7 @@ class SharedLoop(CallLoop):
         self._end_rest(call)
 
     def _end_rest(self, call: SharedCall) -> None:
-        """Cancel and await the tasks that a call has left. Callbacks that the call has scheduled for now still run."""
+        """Cancel and await the tasks that a call has left. Callbacks that the call has already scheduled still run."""
         for timer in call.timers:
             timer.cancel()
         call.timers.clear()
@@ -279,14 +281,14 @@ class SharedLoop(CallLoop):
             self.call_soon(self._end_unless_more, call, context=Context())
 
     def _end_unless_more(self, call: SharedCall) -> None:
-        """End a call, unless its last callbacks have started timers or tasks."""
+        """End a call. If its last callbacks have started timers or tasks, cancel those first."""
         if call.timers or any(not task.done() for task in call.tasks):
             self._end_rest(call)
         else:
             self._ended(call)
 
     def _ended(self, call: SharedCall) -> None:
-        """Release what a call has used, and report its end."""
+        """Release the thread pool of a call, remove the call from this loop, and report its end."""
         if call.executor is not None:
             call.left_work = bool(call.executor.unfinished)
             if call.left_work:
@@ -299,13 +301,13 @@ class SharedLoop(CallLoop):
         self._stop_if_idle()
         call.done(call)
 
-    # Methods of asyncio's loop that a function may use, limited to its own call
+    # Methods of asyncio's loop that a function can use, limited to the function's own call
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         self._scheduled_steps += 1
         handle = super().call_soon(callback, *args, context=context)
         call: SharedCall | None = current_call.get() if context is None else context.get(current_call)
-        if call is not None and call.ended:  # otherwise a callback that reschedules itself would run forever
+        if call is not None and call.ended:  # without this, a callback that reschedules itself would run forever
             handle.cancel()
         return handle
 
@@ -335,7 +337,7 @@ def _end_process(_timeout: float | None = None) -> NoReturn:
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> CallTask:
-    """Create a task of the current call. A task factory of asyncio."""
+    """Create a task that belongs to the current call. This is the loop's task factory."""
     context = options.get("context")
     call: SharedCall | None = current_call.get() if context is None else context.get(current_call)
     task = CallTask(coroutine, loop=loop, **options)

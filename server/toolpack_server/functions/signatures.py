@@ -1,7 +1,7 @@
 """Reader of a plain function's signature and docstring, which refuses functions that agents couldn't use correctly.
 
-If a description or a type is missing, the reader doesn't guess it, but raises an error that says what to change.
-`features/authoring/classes/signatures.py` reads methods of classes that weren't written for agents.
+If a description or a type is missing, the reader doesn't guess. Instead, it raises an error that says what to change.
+`features/authoring/classes/signatures.py` is the more lenient reader, for methods of classes not written for agents.
 """
 
 import copy
@@ -28,24 +28,25 @@ from toolpack_server.functions.fields import (
 from toolpack_server.volumes.volume import Volume
 
 NEEDED = object()
-"""Default of an option that may be omitted. Then the method that prepares the environment with it isn't called."""
+"""Default of an option that can be omitted. If it is omitted, the method that uses it to prepare the environment isn't
+called."""
 
-_NO_SCHEMAS = {"default", "expected", "metadata"}  # keys of a core schema with values of an author, not with schemas
+_NO_SCHEMAS = {"default", "expected", "metadata"}  # keys of a core schema that hold the author's values, not schemas
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSignature:
-    """A function's name, description, parameters and dependencies."""
+    """Signature of a function, as agents see it and as the server binds arguments to it."""
 
     name: str
     description: str  # the docstring's short and long description
     parameters: type[BaseModel]  # the model that validates the documented parameters
     dependencies: dict[str, Any]  # the `Depends` of parameters that the environment provides
-    # Defaults of hidden parameters that are mutable or given by a `Field(...)`. Each call gets a copy.
+    # Defaults of hidden parameters, if they are mutable or specified by a `Field(...)`. Each call gets its own copy.
     fresh_defaults: dict[str, Any]
     return_type: Any | None
-    # "forbid": models among the parameters refuse unknown keys, as the function refuses unknown arguments. None: one of
-    # the models is configured to accept or ignore them.
+    # "forbid": models among the parameters refuse unknown keys, just as the function refuses unknown arguments. None:
+    # one of the models is configured to accept or ignore unknown keys.
     unknown_keys: Literal["forbid"] | None
 
 
@@ -53,7 +54,7 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
     """Return the signature of a plain function, from its type hints and docstring.
 
     Raises:
-        RegistrationError: The function can't be used as it is; the message says what to change.
+        RegistrationError: Agents couldn't use the function correctly. The message says what to change.
     """
     name = getattr(function, "__name__", None)
     if name is None:
@@ -62,7 +63,7 @@ def read_signature(function: Callable[..., Any]) -> FunctionSignature:
         raise RegistrationError("it is a class: register functions, or make a toolpack of it with Toolpack.from_class.")
     if name == "<lambda>":
         raise RegistrationError("it is a lambda, which has no name and no docstring: write a function with `def`.")
-    if not function.__doc__ or function.__doc__.isspace():  # Python 3.13 strips it by itself
+    if not function.__doc__ or function.__doc__.isspace():  # before Python 3.13, a docstring can be only whitespace
         raise RegistrationError("there is no docstring: add one whose first line says what the function does.")
     docs = parse_docstring(function.__doc__)
     if not docs.short_description:
@@ -121,7 +122,7 @@ def _accepts_unknown(schema: Any) -> bool:
 
 
 def is_passed(default: Any) -> bool:
-    """Return whether each call gets a copy of a hidden parameter's default, because it is mutable or a `Field(...)`.
+    """Return whether each call must get a copy of a hidden parameter's default: it is mutable, or it is a `Field(...)`.
 
     A default that can't be copied, such as a lock or a sentinel, stays the same object in all calls.
     """
@@ -136,7 +137,10 @@ def is_passed(default: Any) -> bool:
 
 
 def _dependency(hint: Any) -> Any:
-    """Return the `Depends` in a type hint, or None. It converts a volume to the type that the hint names."""
+    """Return the `Depends` in a type hint, or None.
+
+    If the hint names another type for a volume, return a dependency that converts the volume to that type.
+    """
     if get_origin(hint) is not Annotated:
         return None
     dependency = next((item for item in hint.__metadata__ if hasattr(item, "extract_dep_from_env")), None)
@@ -147,7 +151,7 @@ def _dependency(hint: Any) -> Any:
 
 
 class _ConvertedDependency:
-    """A dependency on a volume that the function takes as another type, such as a connection to a database."""
+    """A dependency on a volume that the function accepts as another type, such as a database connection."""
 
     def __init__(self, dependency: Any, target: type) -> None:
         self.env_dependency = dependency.env_dependency
@@ -212,16 +216,16 @@ def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) 
     """Create the model that validates a function's arguments.
 
     Raises:
-        RegistrationError: Pydantic can't make a JSON Schema of the fields.
+        RegistrationError: Pydantic can't create a JSON Schema for the fields.
     """
     try:
         with warnings.catch_warnings():
-            # A parameter may have the name of a method of BaseModel (`copy`, `json`): `bind` handles that.
+            # Pydantic warns of parameters named like a method of BaseModel (`copy`, `json`), but `bind` handles them.
             warnings.simplefilter("ignore", UserWarning)
             definitions: dict[str, Any] = {**fields}
             model = create_model(f"Input schema for `{function_name}`", __base__=ParametersModel, **definitions)
             model.model_json_schema()
-            # Replaces pydantic's own validator, which accepts more than the JSON Schema says.
+            # Replace pydantic's own validator, because it accepts values that the JSON Schema forbids.
             model.__pydantic_validator__ = argument_validator(model)
     except Exception as error:
         name, reason = _bad_field(function_name, fields) or ("", str(error).partition("\n")[0])
@@ -233,7 +237,10 @@ def parameters_model(function_name: str, fields: Mapping[str, tuple[Any, Any]]) 
 
 
 def _bad_field(function_name: str, fields: Mapping[str, tuple[Any, Any]]) -> tuple[str, str] | None:
-    """Return the name of the first field without a JSON Schema, and the reason. None if each alone has a schema."""
+    """Return the name of the first field that has no JSON Schema, and the reason.
+
+    Return None if pydantic can create a schema for each field alone, so that only their combination fails.
+    """
     for name, field in fields.items():
         try:
             definition: dict[str, Any] = {name: field}

@@ -1,8 +1,8 @@
 """Calls as generators, so that the coroutine of an async function can be awaited on another thread's event loop.
 
 The generator runs a call's code on a thread, and yields each coroutine to its caller. The caller awaits the coroutine
-and passes the result, or the exception, back with `send`. The innermost generator raises the exception. `throw` isn't
-used, because a `GeneratorExit` that a function raised would close the generators around it.
+and passes the result or the exception back with `send`; the innermost generator then raises the exception. The caller
+doesn't use `throw`, because throwing a `GeneratorExit` raised by a function would close all outer generators.
 """
 
 from collections.abc import Coroutine, Generator
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class Awaiting(NamedTuple):
-    """A coroutine to await, and the function that created it, as `toolpack.function`."""
+    """A coroutine to await, and the name of the function that created it, as `toolpack.function`."""
 
     function: str
     coroutine: Coroutine[Any, Any, Any]
 
 
 class CoroutineResult(NamedTuple):
-    """The result of a coroutine, or its exception."""
+    """The result of a coroutine, or its exception. `raised` is None if the coroutine returned."""
 
     returned: Any
     raised: BaseException | None
@@ -33,7 +33,7 @@ Steps = Generator[Awaiting, CoroutineResult, T]
 
 
 class WrappedStopIteration(BaseException):
-    """Carries a function's `StopIteration` out of a generator. Python would replace it by a `RuntimeError`."""
+    """Carries a function's `StopIteration` out of a generator; Python would replace the error with a `RuntimeError`."""
 
     def __init__(self, error: StopIteration) -> None:
         super().__init__()

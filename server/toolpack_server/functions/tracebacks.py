@@ -1,7 +1,7 @@
 """Tracebacks of functions that raised, for the toolpack's developer or the operator.
 
 A traceback shows the toolpack's own code and the libraries that it called, without the server's frames. It is plain
-text of limited length, and never part of a reply.
+text of limited length, and is never included in a response.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from pathlib import Path
 import pydantic
 
 MAX_CHARACTERS = 16_000
-MAX_PLACE = 1_000  # characters of a location
-MAX_FRAMES = 40  # per exception: half of them the outermost, half the innermost
+MAX_PLACE = 1_000  # maximum number of characters of a location
+MAX_FRAMES = 40  # maximum number of frames per exception; the outermost and the innermost halves are kept
 
 _ours = [str(Path(__file__).parents[1]) + "/"]
-# The code of asyncio and others between the server's frames and the toolpack's.
+# The code of asyncio and other libraries that is called between the server's frames and the toolpack's frames.
 _ON_THE_WAY = (
     str(Path(asyncio.__file__).parent) + "/",
     str(Path(concurrent.futures.__file__).parent) + "/",
@@ -31,12 +31,15 @@ _LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platst
 
 
 def leave_out(folder: Path) -> None:
-    """Hide the code in a folder from tracebacks, like the server's own. Other packages that run functions call this."""
+    """Hide the code in a folder from tracebacks, like the server's own code.
+
+    Other packages that run functions call this for their folders.
+    """
     _ours.append(f"{folder}/")
 
 
 def traceback_text(error: BaseException) -> str | None:
-    """Return the traceback of an exception with its causes, or None if it has no frame of the toolpack's code."""
+    """Return the traceback of an exception with its causes, or None if it contains no frame of the toolpack's code."""
     try:
         report = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
         if not _shorten(report):
@@ -53,8 +56,8 @@ def traceback_text(error: BaseException) -> str | None:
 def raised_at(error: BaseException) -> str | None:
     """Return where the toolpack's code raised an exception, as `file:line: function`.
 
-    This is the innermost frame of the toolpack's own code, or else of a library that it called. Return None if the
-    exception has only frames of the server.
+    The location is that of the innermost frame of the toolpack's own code, or else of a library that it called. Return
+    None if the traceback contains only the server's frames.
     """
     own = library = None
     trace = error.__traceback__
@@ -73,7 +76,7 @@ def raised_at(error: BaseException) -> str | None:
 
 
 def _shorten(report: traceback.TracebackException) -> bool:
-    """Remove the server's frames, also from causes. Return whether the exception itself has other frames."""
+    """Remove the server's frames from an exception and its causes. Return whether the exception has frames left."""
     frames, ours = [*report.stack], tuple(_ours)
     while frames and frames[0].filename.startswith((*ours, *_ON_THE_WAY)):
         del frames[0]

@@ -1,7 +1,7 @@
 """Forked child process with a pipe to its parent: the base of workers and other processes of the server.
 
-The child is forked with `os.fork`. The class `multiprocessing.Process` would leak open files if a fork fails, and would
-consider a process alive as long as one of that process's own children is alive.
+The child is forked with `os.fork`. The class `multiprocessing.Process` isn't used, because it leaks open files if a
+fork fails, and considers a process alive as long as one of the process's own children is alive.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from types import FrameType
 from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-END_SECONDS = 10.0  # max time from the end of the pipe to the end of the process, which may write a core dump
-TICK_SECONDS = 0.01  # between two looks whether the process has ended
+END_SECONDS = 10.0  # max time from the closing of the pipe to the exit of the process, which might write a core dump
+TICK_SECONDS = 0.01  # time between two checks whether the process has exited
 _PR_SET_PDEATHSIG = 1
 
 
@@ -26,19 +26,21 @@ class Child:
     """A forked process.
 
     Args:
-        run: The function to run. It gets the child's end of the pipe, calls `set_up_child` or `follow` first, and
-            returns the exit status.
-        others: The parent's ends of the pipes to other children. The new child closes them.
+        run: The function to run in the child. It receives the child's end of the pipe, must first call `set_up_child`
+            or `follow`, and returns the exit status.
+        others: The parent's ends of the pipes to other children. The new child closes these ends, because it inherits
+            them.
 
     Raises:
         OSError: The system allows no more processes or open files.
     """
 
     def __init__(self, run: Callable[[Connection], int], others: Iterable[Connection] = ()) -> None:
-        self.exit_code: int | None = None  # in the form of `subprocess`; None while the child runs
+        self.exit_code: int | None = None  # as in `subprocess`: negative for a signal; None while the child runs
         self.pipe, end = multiprocessing.Pipe()
         flush_streams()
-        # The child inherits the parent's signal handlers. So it gets no stop signal until it has set its own.
+        # The child inherits the parent's signal handlers, so block stop signals until the child has set its own
+        # handlers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self.pid = os.fork()
@@ -52,18 +54,18 @@ class Child:
             end.close()
 
     def received(self) -> Iterator[bytes]:
-        """Yield the messages that the child has sent."""
+        """Yield the messages that the child has sent since the last call. Don't wait for further messages."""
         with contextlib.suppress(EOFError, OSError):
             while self.pipe.poll():
                 yield self.pipe.recv_bytes()
 
     def send(self, message: bytes) -> None:
-        """Send a message. It is lost if the child has ended."""
+        """Send a message. The message is lost if the child has exited."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(message)
 
     def is_alive(self) -> bool:
-        """Return whether the child still runs."""
+        """Return whether the child is still running."""
         if self.exit_code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -71,14 +73,14 @@ class Child:
         return self.exit_code is None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child if it still runs."""
+        """Send a signal to the child if it is still running."""
         if self.is_alive():
             os.kill(self.pid, number)
 
     def wait(self) -> str:
-        """Wait for the end of a child whose pipe was closed, and return how it ended: `signal 11` or `status 1`.
+        """Wait until a child that has closed its pipe exits. Return how it exited, such as `signal 11` or `status 1`.
 
-        A child that goes on for `END_SECONDS` after closing its pipe is killed.
+        The child is killed if it doesn't exit within `END_SECONDS`.
         """
         deadline = time.monotonic() + END_SECONDS
         while self.is_alive():
@@ -90,7 +92,7 @@ class Child:
         return f"signal {-code}" if code < 0 else f"status {code}"
 
     def end(self) -> None:
-        """Kill the child if it still runs, and close the pipe."""
+        """Kill the child if it is still running, and close the pipe."""
         if self.is_alive():
             os.kill(self.pid, signal.SIGKILL)
             self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -98,7 +100,7 @@ class Child:
 
 
 def _run_child(run: Callable[[Connection], int], pipe: Connection, inherited: list[Connection]) -> NoReturn:
-    """Close the parent's ends of pipes in the new process, call `run`, and end the process."""
+    """In the new process, close the parent's ends of pipes, call `run`, and exit with its status."""
     status = 1
     try:
         for other in inherited:
@@ -106,21 +108,22 @@ def _run_child(run: Callable[[Connection], int], pipe: Connection, inherited: li
         status = run(pipe)
     finally:
         flush_streams()
-        # Not `sys.exit`, which could wait for threads that are stuck in a function.
+        # `sys.exit` could wait for threads that are stuck in a function.
         os._exit(status)
 
 
 def flush_streams() -> None:
-    """Flush the standard streams, so that a forked process doesn't write their buffers again."""
+    """Flush the standard streams, so that a forked process doesn't write their buffered output again."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a closed stream, or a full disk, must not stop the server
             stream.flush()
 
 
 def handle_stop(handler: signal.Handlers | Callable[[int, FrameType | None], object]) -> None:
-    """Handle the signals that stop a server, except SIGHUP if it is ignored, as with `nohup`.
+    """Install a handler for the signals that stop a server.
 
-    SIGINT is handled even if it is ignored, as in a background job of a shell script.
+    An ignored SIGHUP stays ignored, because `nohup` ignores it on purpose. An ignored SIGINT gets the handler, because
+    shell scripts ignore SIGINT in all background jobs.
     """
     for number in STOP_SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -128,10 +131,10 @@ def handle_stop(handler: signal.Handlers | Callable[[int, FrameType | None], obj
 
 
 def set_up_child(parent: int, *, own_group: bool) -> None:
-    """Make this child end at a stop signal, and with its parent.
+    """Make this child exit at a stop signal, and when its parent exits.
 
     Args:
-        own_group: Move the child to a process group of its own. Ctrl-C then reaches only the parent, which handles it.
+        own_group: Move the child to its own process group, so that Ctrl-C reaches only the parent, which handles it.
     """
     if own_group:
         os.setpgid(0, 0)
@@ -140,12 +143,12 @@ def set_up_child(parent: int, *, own_group: bool) -> None:
 
 
 def follow(parent: int) -> None:
-    """Unblock the stop signals in a child, and make it end with its parent.
+    """Unblock the stop signals in a child, and make the child exit when its parent exits.
 
-    The child calls this after setting its signal handlers. The parent may have ended already.
+    The child calls this after setting its signal handlers. If the parent has already exited, the child exits at once.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-    with contextlib.suppress(OSError, AttributeError):  # only on Linux; elsewhere the end of the pipe tells the child
+    with contextlib.suppress(OSError, AttributeError):  # only on Linux; elsewhere, the child notices the closed pipe
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # after `prctl`: the parent may end before it or after it
+    if os.getppid() != parent:  # the parent exited before `prctl`, which has an effect only on a later exit
         os._exit(1)

@@ -1,24 +1,29 @@
-"""CPU time of a silent process, by which its supervisor can tell whether the process hangs or only gets no CPU.
+"""CPU time of a process without heartbeats, which tells the supervisor whether the process hangs or only lacks CPU.
 
-On a busy machine, or under a CPU limit, a healthy process may not run for many seconds. So only CPU time counts while
-the process is runnable, and wall-clock time counts while it sleeps. On systems without `/proc`, wall-clock time counts.
+On a busy machine, or under a CPU limit, a healthy process might not run for many seconds. So only CPU time counts while
+the process is runnable, and wall-clock time counts while it sleeps. On systems without `/proc`, only wall-clock time
+counts.
 """
 
 import os
 from pathlib import Path
 
-_RUNNABLE_STATES = {"R", "D"}  # runs or waits for a CPU; waits for a disk or for swapped memory
+_RUNNABLE_STATES = {"R", "D"}  # R: runs, or waits for a CPU; D: waits for a disk or for swapped memory
 
 
 class CpuTime:
-    """The counted time of one process."""
+    """Counter of one process's time: CPU time while the process is runnable, and wall-clock time while it sleeps."""
 
     def __init__(self, process: int) -> None:
         self._process = Path(f"/proc/{process}")
         self._used = 0.0
 
     def counted(self, seconds: float) -> float:
-        """Return how many of the seconds since the last call of this method count."""
+        """Return how many of the seconds since the last call of this method count.
+
+        Args:
+            seconds: The wall-clock seconds since the last call.
+        """
         try:
             used = self._processor_seconds()
             threads = (self._process / "task").iterdir()
@@ -34,5 +39,5 @@ class CpuTime:
 
 
 def _fields(path: Path) -> list[str]:
-    """Return the fields of proc_pid_stat(5) from the state on. The name before the state may contain any character."""
+    """Return the fields of proc_pid_stat(5), starting with the state. The name before it can contain any character."""
     return path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

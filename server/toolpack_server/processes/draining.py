@@ -1,15 +1,16 @@
-"""HTTP server with a graceful shutdown, which loses no call, answer or connection.
+"""HTTP server with a graceful shutdown, which loses no call, response or connection.
 
-There are two ways to end:
+A worker shuts down in one of two ways:
 
-- A *stopped* worker got a signal. It reports that it isn't ready, and serves as before for `shutdown_delay_seconds`, so
-  that load balancers notice. Then it still accepts connections but answers 503, until no call runs or `drain_seconds`
-  have passed. A further SIGINT *hurries* it: it doesn't wait for running calls.
-- A *retired* worker was replaced. It leaves new connections to its replacement, and answers all requests on its own
+- A *stopped* worker has received a signal. It reports that it isn't ready, but still serves for
+  `shutdown_delay_seconds`, so that load balancers notice. After that, it still accepts connections but responds with
+  503, until no call is running or `drain_seconds` have passed. A further SIGINT *hurries* the worker, which means that
+  it doesn't wait for running calls.
+- A *retired* worker was replaced. It leaves new connections to its replacement, and responds to all requests on its own
   connections.
 
-In both cases, every request gets a JSON answer, and each answer closes its connection. At the end, idle connections
-stay open for a moment, because a request may be arriving.
+In both cases, every request gets a JSON response, and each response closes its connection. At the end, idle connections
+stay open for a moment, because a request might be arriving.
 """
 
 import asyncio
@@ -29,13 +30,13 @@ from toolpack_server.processes.pipe import SupervisorPipe
 from toolpack_server.web.endpoints import Gateway
 from toolpack_server.web.http_server import HttpServer
 
-LINGER_SECONDS = 0.5  # wait for requests that are arriving, and for responses that are being sent
-CANCEL_SECONDS = 0.2  # wait for the answers to cancelled requests
+LINGER_SECONDS = 0.5  # time to wait for requests that are arriving, and for responses that are being sent
+CANCEL_SECONDS = 0.2  # time to wait for the responses to cancelled requests
 POLL_SECONDS = 0.01
 
 
 class DrainingServer(HttpServer):
-    """A server that answers every request before it ends."""
+    """HTTP server that responds to every request before it exits."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway, pipe: SupervisorPipe) -> None:
         super().__init__(app, gateway.service.settings, gateway.connections)
@@ -49,16 +50,20 @@ class DrainingServer(HttpServer):
         run_after_fork(self.close_in_child)
 
     def handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Stop at a signal. The main thread calls this, because no other thread may. Another thread runs the loop."""
+        """Install signal handlers that stop this server.
+
+        Call this on the main thread, because Python allows no other thread to set handlers. The event loop runs on
+        another thread.
+        """
 
         def handle(number: int, frame: FrameType | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self.handle_exit, number, frame)
 
         handle_stop(handle)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's signature
-        """Stop. If a further signal is SIGINT, don't wait for running calls."""
+        """Handle a stop signal: begin to stop. If a further signal is SIGINT, stop waiting for running calls."""
         if not self._stopped and not self._pipe.has_supervisor:
             log.info("The server stops: it was sent %s.", signal.Signals(sig).name)
         self._hurried |= self._stopped and sig == signal.SIGINT
@@ -78,7 +83,7 @@ class DrainingServer(HttpServer):
                     "server with a persistent TOOLPACK_STORE has a supervisor."
                 )
         if self._stopped:
-            self._leave()  # the signal may have come before `ready` was set
+            self._leave()  # again, because a signal during the start came before `ready` was set
         elif self._pipe.retired:
             self.stop_listening()
             self._drain()
@@ -89,12 +94,12 @@ class DrainingServer(HttpServer):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer the remaining requests, then close all connections.
+        """Respond to the remaining requests, then close all connections.
 
-        The order loses no request: refuse new calls, stop the threads, accept the connections that wait in the
-        system's queue, and give requests and answers on their way a moment.
+        The order of these steps loses no request: refuse new calls, stop the threads, accept the connections in the
+        system's queue, and wait a moment for requests and responses in transit.
         """
-        retired = not self._stopped  # a retired worker has waited for idle connections already
+        retired = not self._stopped  # a retired worker has already waited for idle connections
         self._gateway.ready = False
         self._drain()
         self._service.sessions.queues.stop()
@@ -105,20 +110,21 @@ class DrainingServer(HttpServer):
         await self.end()
 
     def close_in_child(self) -> None:
-        """Release the sockets and signal handlers in a process that a function has forked."""
+        """Release the sockets and signal handlers in a process forked by a function."""
         detach([*(connection.fileno() for connection in self.sockets()), *self._pipe.descriptors()])
-        # SIGTERM, as `terminate()` sends it, must end the child. Its signals must not wake this server's event loop.
+        # SIGTERM, which `Process.terminate()` sends, must end the child. The child's signals must not wake this
+        # server's event loop.
         handle_stop(signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
 
     def _leave(self) -> None:
-        """Refuse new requests if load balancers have had the time to notice that this server isn't ready."""
+        """Refuse new requests, once load balancers have had time to notice that this server isn't ready."""
         if time.monotonic() >= self._refuse_at:
             self._gateway.ready = False
             self._drain()
 
     def _drain(self) -> None:
-        """Close each connection after its next answer, and stop when no call runs, or after `drain_seconds`."""
+        """Close each connection after its next response. Stop when no call is running, or after `drain_seconds`."""
         if self._stop_at is not None:
             return
         self._quiet_since = time.monotonic()
@@ -127,23 +133,24 @@ class DrainingServer(HttpServer):
         self.close_with_next_answer()
 
     def _is_done(self) -> bool:
-        """Return whether no call runs, and no connection needs this worker any more."""
+        """Return whether no call is running, and no connection needs this worker any more."""
         now = time.monotonic()
         if self._gateway.answering or not self._service.sessions.queues.is_idle():
             self._quiet_since = now
             return False
         if self._stopped:
             return True
-        # A retired worker may have accepted a connection that isn't counted yet, so it waits a moment. It also waits
-        # for idle connections, which time out after some seconds. But if only one process may use the store
-        # (`exclusive`), its replacement waits for the store, so idle connections aren't waited for.
+        # A retired worker might have accepted a connection that isn't counted yet, so it waits a moment. It also waits
+        # for idle connections, which time out after some seconds. An exception is a store that only one process can use
+        # (`exclusive`): there, the replacement can't start before this worker exits, so it doesn't wait for them.
         is_quiet = now - self._quiet_since > LINGER_SECONDS
         return is_quiet and (self._service.settings.exclusive or not self.connections())
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until a condition holds, but at most about so many seconds."""
-    # Count loop iterations, not seconds: data that arrived while this process was suspended must still be read.
+    """Wait until a condition holds, but at most about this number of seconds."""
+    # Count loop iterations instead of seconds, because data that arrived while this process was suspended must still be
+    # read.
     for _ in range(round(seconds / POLL_SECONDS)):
         if condition():
             return

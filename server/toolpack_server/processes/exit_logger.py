@@ -1,8 +1,8 @@
-"""Process that logs how the server ended if the server was killed and couldn't log it.
+"""Exit logger: a process that logs how the server exited, if the server was killed and couldn't log this itself.
 
-If the supervisor is killed, its workers end, too, so another process must write the log line: the exit logger. It is
-forked before the server does anything else, runs only this module, and ends after the server. It forks twice, so that
-it isn't a child of the server: the server's children are its workers.
+If the supervisor is killed, its workers also exit, so a process outside the server must write the log line. The exit
+logger is forked before the server does anything else, runs only this module, and exits after the server. It is forked
+twice, so that it isn't a child of the server, because the supervisor expects that all its children are workers.
 """
 
 import contextlib
@@ -25,11 +25,14 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # oft
 
 @contextlib.contextmanager
 def log_exit_of(settings: Settings) -> Iterator[None]:
-    """Log how this process ends if it is killed in the block. Exceptions are logged elsewhere. Works on Linux only."""
+    """Log how this process exits if it is killed within the block. This works only on Linux.
+
+    Exceptions that leave the block are logged elsewhere.
+    """
     if not hasattr(os, "pidfd_open"):
         yield
         return
-    server, has_left = os.getpid(), mmap.mmap(-1, 1)  # a byte of shared memory: 1 after the block, so nothing is logged
+    server, has_left = os.getpid(), mmap.mmap(-1, 1)  # a byte of shared memory; 1 after the block: don't log the exit
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads of the process don't matter here
         child = os.fork()
@@ -39,16 +42,16 @@ def log_exit_of(settings: Settings) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.getpid() == server:  # not in a process that a function has forked
+        if os.getpid() == server:  # a process forked by a function also leaves the block, and must not set the byte
             has_left[0] = 1
 
 
 def _run_exit_logger(server: int, has_left: mmap.mmap, settings: Settings) -> None:
-    """Fork the exit logger from this process, which ends at once. So the logger isn't a child of the server."""
+    """Fork the exit logger from this process, then exit at once, so that the logger isn't a child of the server."""
     try:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
-        os.setsid()  # so that it survives a signal to the server's process group
+        os.setsid()  # so that the logger survives a signal to the server's process group
         if os.fork() == 0:
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, 0)
@@ -63,8 +66,8 @@ def _run_exit_logger(server: int, has_left: mmap.mmap, settings: Settings) -> No
 
 
 def _watch(server: int, has_left: mmap.mmap, settings: Settings) -> None:
-    """Wait for the end of the server, and log how it ended, unless it has left the block of `log_exit_of`."""
-    with contextlib.suppress(OSError):  # the server has ended already, or the system has no pidfd
+    """Wait until the server exits, and log how it exited, unless it has left the block of `log_exit_of`."""
+    with contextlib.suppress(OSError):  # the server has already exited, or the system doesn't support pidfds
         end = os.pidfd_open(server)
         killed = _killed_for_memory()
         select.select([end], [], [])
@@ -76,7 +79,7 @@ def _watch(server: int, has_left: mmap.mmap, settings: Settings) -> None:
 
 
 def _how(server: int) -> str:
-    """Return how a process ended, for the log line; "" if its parent has already collected the status."""
+    """Return how a process exited, for the log line. Return "" if its parent has already collected the exit status."""
     try:
         fields = Path(f"/proc/{server}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         code = os.waitstatus_to_exitcode(int(fields[49]))

@@ -1,7 +1,7 @@
 """Process that reports changed Python files in folders, for `serve --reload`.
 
-The library `watchfiles` starts native threads. Its parent forks, which is safe only without threads. So the library
-runs in a process of its own, which imports no toolpack.
+The library `watchfiles` starts native threads. The parent of this process forks, which is safe only without threads. So
+the library runs in its own process, which imports no toolpack.
 """
 
 import json
@@ -16,15 +16,15 @@ from pathlib import Path
 from toolpack_server.base.errors import SettingsError, StartError
 from toolpack_server.processes.child import Child, set_up_child
 
-SETTLE_MS = 100  # time without a change before a report, because an editor or a checkout writes several files
-CHECK_MS = 250  # between two checks that the parent still runs and no folder was replaced
+SETTLE_MS = 100  # time without a further change before a report, because editors and checkouts write several files
+CHECK_MS = 250  # time between two checks that the parent is still running and that no folder was replaced
 
 Files = dict[str, tuple[int, int, int]]
 """The time of the last change, the size and the inode of each file, by path."""
 
 
 class FileWatch(Child):
-    """Watches the Python files in folders. A folder may be missing. The watch is active when the constructor returns.
+    """Watches the Python files in folders, which needn't exist. The watch is active when the constructor returns.
 
     Raises:
         SettingsError: `watchfiles` isn't installed.
@@ -39,7 +39,7 @@ class FileWatch(Child):
         self._receive()
 
     def changed(self) -> list[str]:
-        """Return the files that were changed, added or removed since the last call, sorted."""
+        """Return the sorted paths of the files that were changed, added or removed since the last call."""
         return self._receive() if self.pipe.poll() else []
 
     def _receive(self) -> list[str]:
@@ -74,9 +74,9 @@ def python_files(folders: Sequence[Path]) -> Files:
 
 
 def _report(folders: Sequence[Path], pipe: Connection, parent: int) -> int:
-    """Send the files of each change until the parent ends. The first message, an empty list, reports the start."""
+    """Send the paths of changed files until the parent exits. The first message, an empty list, reports the start."""
     set_up_child(parent, own_group=True)
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # else it logs the number of changes
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # by default, it logs the number of changes
     before: Files | None = None
     try:
         for may_differ in _checks(folders):
@@ -97,12 +97,12 @@ def _report(folders: Sequence[Path], pipe: Connection, parent: int) -> int:
 
 
 def _checks(folders: Sequence[Path]) -> Iterator[bool]:
-    """Yield whether files may have changed since the last time: at each change, and four times a second.
+    """Yield whether files might have changed since the last value. Yield at each change, and four times a second.
 
-    A watch ends with its folder. So a new watch starts when a folder was replaced, removed or added. Between two
-    watches, a change isn't seen, so the first value of each watch is True.
+    A watch of a folder stops working when the folder is removed or replaced. So a new watch starts when a folder was
+    replaced, removed or added. A change between two watches goes unnoticed, so the first value of each watch is True.
     """
-    import watchfiles  # noqa: PLC0415 - it starts threads, which only this process may have
+    import watchfiles  # noqa: PLC0415 - it starts threads, which are allowed only in this process
 
     while True:
         may_differ = True
@@ -121,7 +121,7 @@ def _checks(folders: Sequence[Path]) -> Iterator[bool]:
                 gone = {Path(path) for kind, path in changes if kind == watchfiles.Change.deleted}
                 if gone & present.keys() or _inodes(folders) != present:
                     break
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:  # a folder was deleted meanwhile
             yield False
             time.sleep(CHECK_MS / 1000)
 

@@ -1,8 +1,8 @@
-"""Calls that run in a short-lived process, so that their side effects end with the process.
+"""Isolated calls, which run in a short-lived process, so that their side effects end with the process.
 
-Native libraries start threads when they are imported or used. A fork doesn't copy threads, so a process that is forked
-afterwards may wait for these threads forever. So a process that forks workers runs no toolpack code: it loads and
-checks toolpacks in an isolated call.
+Some native libraries start threads when they are imported or used. A fork doesn't copy threads, so a process that is
+forked afterwards might wait for these threads forever. Therefore, a process that forks workers runs no toolpack code,
+and loads and checks the toolpacks in an isolated call.
 """
 
 import json
@@ -21,7 +21,7 @@ from toolpack_server.processes.child import Child, set_up_child
 
 
 class Loaded(NamedTuple):
-    """The result of `load`."""
+    """The result of `load`: a description of the toolpacks, and the toolpacks themselves if this process will serve."""
 
     inventory: Inventory
     catalog: Catalog | None  # None if workers load the toolpacks themselves
@@ -30,12 +30,12 @@ class Loaded(NamedTuple):
 def load(settings: Settings) -> Loaded:
     """Load and check the toolpacks.
 
-    Without a persistent store, this process itself will serve, so it loads them here. Otherwise it will fork workers,
-    so it loads them in an isolated call.
+    Without a persistent store, this process itself will serve, so it loads the toolpacks here. With one, this process
+    will fork workers, so it loads the toolpacks in an isolated call.
 
     Raises:
-        RegistrationError: The first problem of the toolpacks.
-        StartError: The isolated process ended while loading them.
+        RegistrationError: A toolpack can't be used. The message describes the first problem.
+        StartError: The isolated process exited while it loaded the toolpacks.
     """
     if not settings.store_url.persistent:
         catalog = catalog_of(settings)
@@ -57,7 +57,7 @@ def run_isolated(work: Callable[[], Any]) -> Any:
     """Run `work` in a new process, and return its result, which must be plain JSON.
 
     Raises:
-        StartError: The process ended without a result.
+        StartError: The process exited without a result.
     """
     parent = os.getpid()
 
@@ -65,7 +65,7 @@ def run_isolated(work: Callable[[], Any]) -> Any:
         set_up_child(parent, own_group=False)
         try:
             pipe.send_bytes(json.dumps(work()).encode())
-        except Exception:  # noqa: BLE001 - the process ends here
+        except Exception:  # noqa: BLE001 - the process exits here
             sys.excepthook(*sys.exc_info())
             return 1
         return 0

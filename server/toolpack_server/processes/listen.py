@@ -1,7 +1,7 @@
 """Listening socket that all workers share.
 
-The socket is opened once, before the first worker starts. It stays open while workers are replaced, so no connection is
-refused meanwhile.
+The socket is opened once, before the first worker starts. It stays open while workers are replaced, so that no
+connection is refused meanwhile.
 """
 
 import errno
@@ -10,7 +10,7 @@ import socket
 
 from toolpack_server.base.errors import SettingsError
 
-BACKLOG = 4096  # connections that aren't accepted yet; the system may allow fewer (net.core.somaxconn)
+BACKLOG = 4096  # maximum number of connections that wait to be accepted; net.core.somaxconn can lower it
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -22,8 +22,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        # Connections inherit this option; asyncio sets it only on sockets that it creates. Without it, Nagle's
-        # algorithm delays the second part of a response by 40 ms, until the client acknowledges the first.
+        # Set this option on the listening socket, because connections inherit it and asyncio sets it only on sockets
+        # that it creates. Without the option, Nagle's algorithm delays the second part of a response by 40 ms, until
+        # the client acknowledges the first part.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener  # noqa: TRY300 - every line above can raise OSError
     except OSError as error:
@@ -34,6 +35,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _reason(error: OSError) -> str:
-    # asyncio and the socket module add the address to the text.
+    """Return the reason without the address, which asyncio and the socket module add to the error's own text."""
     unknown = isinstance(error, socket.gaierror) or not error.errno
     return str(error.strerror if unknown else os.strerror(error.errno or 0))

@@ -1,8 +1,8 @@
 """Pipe between a worker and its supervisor.
 
-A worker sends heartbeats, by which the supervisor can tell a worker that computes for long from a worker that hangs.
-The supervisor tells a worker to end when its replacement serves. The messages are the words below. If the supervisor
-ends, the pipe breaks, and the worker exits at once.
+A worker sends heartbeats, which allow the supervisor to distinguish a worker that computes for long from a worker that
+hangs. The supervisor tells a worker to exit when its replacement serves. The messages are the constants below. If the
+supervisor exits, the pipe breaks, and the worker exits at once.
 """
 
 import os
@@ -12,32 +12,32 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 # From a worker:
-STARTING, SERVING, UNFIT = b"starting", b"serving", b"unfit"  # its heartbeats
+STARTING, SERVING, UNFIT = b"starting", b"serving", b"unfit"  # heartbeats
 FAILED = b"failed: "  # followed by the reason; the last message of a worker that can't start
-HOLDER = b"holder: "  # followed by the worker's id in the store; sent before it serves
+HOLDER = b"holder: "  # followed by the worker's id in the store; sent before the worker serves
 # From the supervisor:
-RETIRE, HURRY = b"retire", b"hurry"  # sent once
-ENDED = b"ended: "  # followed by the id of another worker that has ended
+RETIRE, HURRY = b"retire", b"hurry"  # each is sent at most once
+ENDED = b"ended: "  # followed by the store id of another worker that has exited
 HEARTBEAT_SECONDS = 0.5
-STARTING_SECONDS = 0.05  # between heartbeats until the worker serves, so that the supervisor notices soon
-TURN_SECONDS = 2.0  # without an iteration, until the event loop counts as blocked
+STARTING_SECONDS = 0.05  # interval of heartbeats until the worker serves, so that the supervisor notices this soon
+TURN_SECONDS = 2.0  # time without an iteration after which the event loop counts as blocked
 
 
 class SupervisorPipe:
-    """A worker's end of the pipe. Its heartbeats prove that Python code and, once it serves, the event loop run.
+    """A worker's end of the pipe. A thread sends heartbeats to show that the worker is healthy.
 
-    Heartbeats stop if a C call never releases the GIL, or if the event loop waits for a lock that an interrupted
-    function still holds.
+    Heartbeats prove that Python code runs, and after the start also that the event loop runs. They stop, for example,
+    if a C call never releases the GIL, or if the event loop waits for a lock that an interrupted function still holds.
 
     Args:
-        pipe: The pipe, which breaks when the supervisor ends. None without a supervisor.
+        pipe: The pipe, which breaks when the supervisor exits. None: there is no supervisor.
         serving: Called when this process begins to serve.
 
     Attributes:
-        has_supervisor: Whether a supervisor replaces this worker when it is unfit or ends.
+        has_supervisor: Whether a supervisor replaces this worker when it is unfit or exits.
         unfit: This worker should be replaced.
-        retired: Another worker has replaced this one, which must end.
-        hurried: This worker must end without waiting for running calls.
+        retired: Another worker has replaced this worker, so it must exit.
+        hurried: This worker must exit without waiting for running calls.
     """
 
     def __init__(self, pipe: Connection | None = None, serving: Callable[[], None] | None = None) -> None:
@@ -53,18 +53,18 @@ class SupervisorPipe:
             threading.Thread(target=self._keep_up, args=(pipe,), name="supervisor", daemon=True).start()
 
     def turn(self, *, last: bool = False) -> None:
-        """Record an iteration of the event loop. After the last iteration, the loop isn't monitored any more."""
+        """Record an iteration of the event loop. After the last iteration, stop monitoring the loop."""
         self._turned = None if last else time.monotonic()
         if self._serving is not None:
             self._serving()
             self._serving = None
 
     def introduce(self, holder: str, holder_ended: Callable[[str], None]) -> None:
-        """Send the supervisor this worker's id in the store.
+        """Send this worker's id in the store to the supervisor.
 
         Args:
-            holder: The id.
-            holder_ended: Called with the id of each worker that ends.
+            holder: This worker's id.
+            holder_ended: Called with the id of each worker that exits.
         """
         self._holder_ended = holder_ended
         if self._pipe is not None:
@@ -80,7 +80,7 @@ class SupervisorPipe:
         return [] if self._pipe is None or self._pipe.closed else [self._pipe.fileno()]
 
     def _keep_up(self, pipe: Connection) -> None:
-        """Send heartbeats and read messages until the supervisor ends. Runs on its own thread."""
+        """Send heartbeats and read messages until the supervisor exits. This runs on its own thread."""
         while True:
             turned = self._turned
             try:

@@ -1,7 +1,7 @@
-"""Process of `serve --reload`, which restarts the server when a file of the toolpacks changes.
+"""Parent process of `serve --reload`, which restarts the server when a toolpack's file changes.
 
-The process forks *generations*: child processes that load the toolpacks and then serve. A generation stops only after
-the next generation has loaded its toolpacks without problems. So a broken file doesn't stop the server: its mistake is
+The process forks *generations*, child processes that load the toolpacks and then serve. A generation stops only after
+the next generation has loaded its toolpacks without problems. So a broken file doesn't stop the server: the error is
 printed once, and the previous code stays in use. The port stays open, and connections wait between two generations.
 
 The parent process imports no toolpack, and starts a generation only when a file has changed.
@@ -27,10 +27,13 @@ from toolpack_server.processes.isolated_call import Loaded, load
 from toolpack_server.processes.supervisor import STOP_SECONDS
 
 TICK_SECONDS = 0.25
-SERVING, GO = b"serving", b"go"  # sent by a generation, and by its parent
+SERVING, GO = b"serving", b"go"  # messages: a generation sends `SERVING`, and its parent sends `GO`
 
 Serve = Callable[[Loaded, Callable[[], None], bool], None]
-"""Serves toolpacks until SIGTERM. It calls the function when it serves. The flag is True in the first generation."""
+"""Function that serves toolpacks until SIGTERM.
+
+It receives the toolpacks, a function to call once it serves, and a flag that is True in the first generation.
+"""
 
 
 class Generation(Child):
@@ -43,7 +46,7 @@ class Generation(Child):
         super().__init__(lambda pipe: _run_generation(settings, serve, pipe, parent, first=first))
 
     def look(self) -> None:
-        """Read the generation's messages, and whether it still runs."""
+        """Read the generation's messages, and update its exit code if it has exited."""
         for message in self.received():
             if message == SERVING:
                 self.served = True
@@ -56,7 +59,7 @@ def _run_generation(settings: Settings, serve: Serve, pipe: Connection, parent: 
     """Run a generation in the forked process, and return its exit status."""
     try:
         set_up_child(parent, own_group=True)
-        # With a bytecode cache, Python wouldn't notice a second change of a file in the same second.
+        # With a bytecode cache, Python wouldn't notice a second change to a file within the same second.
         sys.dont_write_bytecode = True
         loaded = load(settings)
         fingerprints = {name: entry.fingerprint for name, entry in loaded.inventory.toolpacks.items()}
@@ -66,19 +69,19 @@ def _run_generation(settings: Settings, serve: Serve, pipe: Connection, parent: 
     except StartError as error:
         echo(f"toolpack-server: {error}", err=True)
         return 1
-    except EOFError:  # a newer generation replaced it
+    except EOFError:  # a newer generation has replaced this one before it served
         return 1
-    except BaseException:  # noqa: BLE001 - the process ends here
+    except BaseException:  # noqa: BLE001 - the process exits here
         sys.excepthook(*sys.exc_info())
         return 1
     return 0
 
 
 class Reloader:
-    """Keeps the newest generation without problems running.
+    """Keeps the newest generation running that has loaded its toolpacks without problems.
 
     Args:
-        watched: The folders with the files of the toolpacks.
+        watched: The folders that contain the toolpacks' files.
     """
 
     def __init__(self, settings: Settings, serve: Serve, listener: socket.socket, watched: Sequence[Path]) -> None:
@@ -88,7 +91,7 @@ class Reloader:
         self._watch = FileWatch(watched)
         self._current: Generation | None = None
         self._next: Generation | None = None
-        self._fingerprints: Mapping[str, str] | None = None  # of the generation that served last
+        self._fingerprints: Mapping[str, str] | None = None  # the fingerprints of the generation that served last
         self._signals: list[int] = []
 
     def run(self) -> None:
@@ -110,16 +113,16 @@ class Reloader:
         self._signals.append(number)
 
     def _begin(self) -> None:
-        """Start a generation. If the previous one hasn't loaded its toolpacks yet, end it."""
+        """Start a generation. If the previous generation is still loading its toolpacks, kill it."""
         if self._next is not None:
             self._next.end()
         self._next = Generation(self._settings, self._serve, first=self._fingerprints is None)
 
     def _wait(self) -> None:
-        """Wait for a changed file, a message or the end of a generation, at most one tick."""
+        """Wait for a changed file, or for a generation's message or exit, but at most for one tick."""
         running = [child for child in (self._current, self._next) if child is not None and child.exit_code is None]
         if wait([self._watch.pipe, *(child.pipe for child in running)], TICK_SECONDS):
-            time.sleep(TICK_SECONDS / 10)  # a closed pipe stays ready until its process has ended
+            time.sleep(TICK_SECONDS / 10)  # avoid a busy loop: a closed pipe stays ready until its process has exited
 
     def _look(self) -> None:
         if self._next is not None:
@@ -128,7 +131,10 @@ class Reloader:
             self._look_at_current(self._current)
 
     def _look_at_next(self, following: Generation) -> None:
-        """Replace the current generation by the next one if the next one has loaded its toolpacks."""
+        """Replace the current generation by the next generation once that has loaded its toolpacks.
+
+        If the next generation has exited instead, print that the server keeps the previous code.
+        """
         following.look()
         if following.fingerprints is not None:
             self._end(self._current)  # before `GO`, so that only one generation serves
@@ -137,11 +143,11 @@ class Reloader:
         elif following.exit_code is not None:
             following.end()
             self._next = None
-            state = "The server goes on with the previous code" if self._current else "Nothing is served yet"
+            state = "The server continues with the previous code" if self._current else "Nothing is served yet"
             self._say(f"{state}; correct the file.")
 
     def _look_at_current(self, current: Generation) -> None:
-        """Report that the current generation serves, or that it has ended. Exit if no generation has served yet."""
+        """Print that the current generation serves, or that it has exited. Exit if no generation has served yet."""
         served = current.served
         current.look()
         if current.served and not served:
@@ -154,7 +160,10 @@ class Reloader:
             self._say(f"The server ended ({current.wait()}); it starts again when a file changes.")
 
     def _tell(self, fingerprints: Mapping[str, str]) -> None:
-        """Print that a generation serves, and which sessions need a reset. The first generation prints that itself."""
+        """Print that a generation serves, and which sessions need a reset.
+
+        Print nothing for the first generation: it prints by itself that it serves, and no session is older.
+        """
         before, self._fingerprints = self._fingerprints, fingerprints
         if before is None:
             return
@@ -164,7 +173,10 @@ class Reloader:
                 self._say(f"Sessions of {toolpack} need reset_session to version 0: its classes have changed.")
 
     def _end(self, generation: Generation | None) -> None:
-        """Stop a generation after its running calls, or at once after a further SIGINT; kill it at a timeout."""
+        """Stop a generation after its running calls.
+
+        After a further SIGINT, the generation doesn't wait for running calls. It is killed if it doesn't exit in time.
+        """
         if generation is None:
             return
         generation.signal(signal.SIGTERM)

@@ -1,9 +1,10 @@
 """Supervisor: parent of the worker processes, which starts, replaces and stops them.
 
-The supervisor replaces workers that end, hang or are *unfit*, which means that they have too many stuck threads. It has
-no threads, runs no toolpack code, and doesn't depend on sessions. Workers are forked from it and load the toolpacks
-themselves. All workers, including replacements, must have the toolpacks of one inventory, and share one key. A failing
-worker doesn't affect the other workers. If its replacement fails, too, the next attempts wait for a growing delay.
+The supervisor replaces workers that exit, hang or are *unfit*, which means that they have too many stuck threads. It
+starts no threads, runs no toolpack code, and doesn't depend on sessions. Workers are forked from it and load the
+toolpacks themselves. All workers, including replacements, must load the toolpacks of one inventory, and share one key.
+A failing worker doesn't affect the other workers. If its replacement also fails, the next attempts wait for a growing
+delay.
 """
 
 import gc
@@ -28,30 +29,28 @@ from toolpack_server.processes.worker import OUTDATED, START_FAILED, supervised_
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import create_metrics
 
-HANG_SECONDS = 5.0  # limit of `WorkerProcess.silence`, after which a worker hangs
-LOADING_SECONDS = 30.0  # the limit until a worker serves, because an import may hold the GIL
-MAX_QUIET_FACTOR = 12  # a worker is killed after this many times the limit, even if it got little CPU
-QUIET_SECONDS = 1.0  # without a heartbeat, until the CPU time of the process is checked
-STOP_SECONDS = 3.0  # for a worker to end after its running calls, or after `drain_seconds`
+HANG_SECONDS = 5.0  # limit of `WorkerProcess.silence`, after which a serving worker counts as hanging
+LOADING_SECONDS = 30.0  # this limit for a worker that doesn't serve yet, because an import can hold the GIL
+MAX_QUIET_FACTOR = 12  # a worker without a heartbeat for this multiple of the limit is killed, even if it lacked CPU
+QUIET_SECONDS = 1.0  # time without a heartbeat after which the worker's CPU time is read
+STOP_SECONDS = 3.0  # time for a worker to exit after its running calls, or after `drain_seconds`
 TICK_SECONDS = 0.25
-# Max time counted per check, because the supervisor receives no heartbeats while it is suspended itself.
+# Maximum time that is counted per check, because the supervisor receives no heartbeats while it is itself suspended.
 LOOK_SECONDS = 2 * TICK_SECONDS
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.125, 30.0
 
 
 class WorkerProcess(Child):
-    """A worker, in its supervisor.
+    """The supervisor's handle of a worker.
 
     Attributes:
-        row: The worker's row in the tables of metrics. A new worker takes a free row.
-        silence: Seconds without a heartbeat in which the worker could have sent one; see `CpuTime`.
-        quiet: Seconds without a heartbeat.
-        ending: Seconds since the worker was retired, or None.
-        served: The worker has begun to serve. So its end isn't a failure to start, even if it follows soon.
-        unfit: The worker reported that it should be replaced.
-        holder: The worker's id in the store, or "" before it has sent the id.
-        announced: The ids of ended workers that were sent to this worker.
-        failure: The reason why the worker can't start, or "".
+        row: The worker's row in the tables of metrics. A new worker uses a free row. silence: Seconds without a
+        heartbeat during which the worker had the CPU time to send a heartbeat; see `CpuTime`. quiet: Seconds without a
+        heartbeat. ending: Seconds since the worker was retired. None: it isn't retired. served: The worker has begun to
+        serve. If it exits soon after that, this doesn't count as a failed start. unfit: The worker reported that it
+        should be replaced. holder: The worker's id in the store, or "" before the worker has sent its id. announced:
+        The store ids of exited workers that were sent to this worker. failure: The reason why the worker can't start,
+        or "".
     """
 
     def __init__(self, run: Callable[[Connection], int], row: int, others: list[Connection]) -> None:
@@ -65,7 +64,11 @@ class WorkerProcess(Child):
         self._activity = CpuTime(self.pid)
 
     def watch(self, seconds: float) -> None:
-        """Read the worker's messages, and add the seconds since the last check, without pauses of the supervisor."""
+        """Read the worker's messages, and update its counters of seconds.
+
+        Args:
+            seconds: The seconds since the last check, excluding pauses of the supervisor.
+        """
         self.quiet += seconds
         self.silence += seconds if self.quiet < QUIET_SECONDS else self._activity.counted(seconds)
         if self.ending is not None:
@@ -80,7 +83,7 @@ class WorkerProcess(Child):
                 self.holder = message.removeprefix(HOLDER).decode()
 
     def retire(self) -> None:
-        """Tell the worker to end, because another one has replaced it."""
+        """Tell the worker to exit, because another worker has replaced it."""
         self.ending = 0.0
         self.send(RETIRE)
 
@@ -91,7 +94,7 @@ class Supervisor:
     Args:
         listener: The socket that all workers share. It stays open in the supervisor, so that connections wait while a
             worker is replaced.
-        serving: Called when the workers serve.
+        serving: Called once all workers serve, or some time after the first worker has begun to serve.
 
     Raises:
         SettingsError: The secret key is missing and can't be created.
@@ -108,12 +111,12 @@ class Supervisor:
         self._inventory = inventory
         self._listener = listener
         self._key = secret_key(settings)
-        # Unless the store allows one process only, an unfit worker and its replacement run together for a while.
+        # If the store allows several processes, an unfit worker and its replacement run together for a while.
         self._max_children = 1 if settings.exclusive else 2 * settings.workers
         self._metrics = create_metrics(inventory, load_features(settings.features), self._max_children)
         self._children: list[WorkerProcess] = []
-        # Store ids of workers that ended lately. Each is sent to every worker, because one worker may end before it has
-        # told the store.
+        # Store ids of workers that exited recently. Each id is sent to every worker, because a single worker might exit
+        # before it has released the leases in the store.
         self._ended: deque[str] = deque(maxlen=2 * self._max_children)
         self._served = False
         self._serving = serving
@@ -131,7 +134,7 @@ class Supervisor:
         """
         handle_stop(self._note_signal)
         gc.collect()
-        gc.freeze()  # otherwise a collection in a worker would write to, and so copy, every shared page of memory
+        gc.freeze()  # otherwise a collection in a worker would write to every shared page of memory, and so copy it
         try:
             while not self._signals:
                 self._replace_workers()
@@ -152,15 +155,18 @@ class Supervisor:
         self._signals.append(number)
 
     def _wait(self) -> float:
-        """Wait until a worker ends or sends a message, at most one tick. Return the seconds to count."""
+        """Wait until a worker exits or sends a message, but at most for one tick. Return the seconds to count."""
         pipes = [child.pipe for child in self._children if child.is_alive()]
         if wait(pipes, TICK_SECONDS):
-            time.sleep(TICK_SECONDS / 10)  # a closed pipe stays ready until its process has ended
+            time.sleep(TICK_SECONDS / 10)  # avoid a busy loop: a closed pipe stays ready until its process has exited
         before, self._looked = self._looked, time.monotonic()
         return self._watch(min(self._looked - before, LOOK_SECONDS))
 
     def _watch(self, seconds: float) -> float:
-        """Read the workers' messages. Call `serving` if all workers serve, or the first has served for a while."""
+        """Read the workers' messages, and return the argument.
+
+        Call `serving` once all workers serve, or when the first worker has served for a while.
+        """
         for child in self._children:
             child.watch(seconds)
             self._served |= child.served
@@ -173,7 +179,7 @@ class Supervisor:
         return seconds
 
     def _replace_workers(self) -> None:
-        """Remove workers that ended or hang, start missing workers, and retire unfit ones."""
+        """Remove workers that exited or hang, start missing workers, and retire unfit workers."""
         for child in [*self._children]:
             if not child.is_alive():
                 self._remove(child)
@@ -198,7 +204,7 @@ class Supervisor:
         self._retire(sum(child.served for child in fit))
 
     def _retire(self, serving: int) -> None:
-        """Retire unfit workers that have a replacement, or that must end before one can start."""
+        """Retire unfit workers that have a replacement, or that must exit before their replacement can start."""
         unfit = [child for child in self._children if child.unfit and child.ending is None]
         if not self._settings.exclusive:
             # Retire an unfit worker only if the configured number of workers still serves without it.
@@ -208,7 +214,10 @@ class Supervisor:
             child.retire()
 
     def _announce_ended_workers(self) -> None:
-        """Tell serving workers which workers have ended, so that no call waits for the leases of ended workers."""
+        """Tell serving workers which workers have exited, so that no call waits for the leases of exited workers.
+
+        A lease is the right of one worker to run a session's calls.
+        """
         for child in self._children:
             for holder in self._ended:
                 if child.served and holder not in child.announced:
@@ -235,14 +244,14 @@ class Supervisor:
         return child
 
     def _remove(self, child: WorkerProcess) -> None:
-        """Remove a worker. Kill it if it hasn't ended.
+        """Remove a worker. Kill it if it is still running.
 
         Raises:
-            StartError: The worker failed to start, and a replacement would fail, too: no worker has served yet, or the
-                toolpacks have changed and no other worker serves.
+            StartError: The worker failed to start, and a replacement would also fail, because no worker has served yet,
+                or because the toolpacks have changed and no other worker serves.
         """
         ended = not child.is_alive()
-        child.watch(0)  # reads its last messages
+        child.watch(0)  # read the worker's last messages
         running = self._running(child)
         unexpected = child.ending is None
         child.end()
@@ -252,8 +261,8 @@ class Supervisor:
         if unexpected:
             self._metrics.running.worker_ended(child.row)
         self._metrics.of_row(child.row).worker_ended()
-        # If a worker has served before, a failed start mostly means an unreachable store, which is temporary. Changed
-        # toolpacks aren't temporary, but workers that still serve go on.
+        # If a worker has served before, the usual cause of a failed start is an unreachable store, which is temporary.
+        # Changed toolpacks aren't temporary, but the server continues with the workers that still serve.
         self._served |= child.served
         serving = any(other.served for other in self._children)
         outdated = child.exit_code == OUTDATED and not serving
@@ -279,7 +288,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Stop all workers. A further SIGINT stops them without waiting for running calls."""
-        self._listener.close()  # the port stays open until the last worker has ended
+        self._listener.close()  # the port stays open until the last worker has exited
         for child in self._children:
             child.signal(signal.SIGTERM)
         seconds, hurried = self._settings.shutdown_delay_seconds + self._settings.drain_seconds + STOP_SECONDS, False
@@ -292,6 +301,6 @@ class Supervisor:
 
 
 def _hangs(child: WorkerProcess) -> bool:
-    """Return whether a worker has sent no heartbeat for too long, although it could have."""
+    """Return whether a worker has sent no heartbeat for too long, although it had the CPU time to send one."""
     time_limit = HANG_SECONDS if child.served else LOADING_SECONDS
     return child.silence > time_limit or child.quiet > MAX_QUIET_FACTOR * time_limit

@@ -1,8 +1,8 @@
 """Worker process: the HTTP server with the application.
 
-A worker ends at a signal, or when another worker has replaced it, and then exits with status 0; see `draining`. It
-never outlives its supervisor. A process that a function forks closes the worker's sockets. The worker is forked from a
-process that has run no toolpack code, and loads the toolpacks itself.
+A worker exits with status 0 after a signal, or when another worker has replaced it; see `draining`. It never outlives
+its supervisor. A process forked by a function closes the worker's sockets. The worker is forked from a process that has
+run no toolpack code, and it loads the toolpacks itself.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ from toolpack_server.web.app import create_app
 from toolpack_server.wiring.service import Service
 
 ARENAS_VARIABLE = "MALLOC_ARENA_MAX"
-_M_ARENA_MAX = -8  # of malloc.h
+_M_ARENA_MAX = -8  # value in malloc.h
 
-OTHER_FILES = 100  # open files of a worker other than connections: of its store, of toolpacks, of event loops
+OTHER_FILES = 100  # number of files that a worker opens besides its connections: for its store, toolpacks, event loops
 
 START_FAILED, OUTDATED = 3, 4  # exit statuses of a worker that can't serve
 
 
 def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe) -> None:
-    """Serve in this process until it must end.
+    """Serve in this process until a signal or the supervisor stops it.
 
     Raises:
         StartError: A setting can't be used.
@@ -44,7 +44,7 @@ def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe) 
     _allow_open_files(service.settings.max_connections)
     enable_spawn_imports(service.settings.pack_dir)
     app = create_app(service)
-    # Loaded modules are never freed. So exclude them from garbage collection, and make full collections rare.
+    # Loaded modules are never freed, so exclude their objects from garbage collection, and make full collections rare.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -58,11 +58,11 @@ def run_worker(service: Service, listener: socket.socket, pipe: SupervisorPipe) 
 
 
 def share_memory_between_threads() -> None:
-    """Make all threads of this process and its children allocate from one malloc arena. Call it before they start.
+    """Make all threads of this process and its children allocate from one malloc arena.
 
-    By default, glibc uses one arena per thread, up to eight per core. Memory that is freed in one arena isn't reused by
-    other arenas, so a worker grows by a third under mixed load. Several arenas aren't faster, because Python's threads
-    run in turns. `MALLOC_ARENA_MAX` in the environment takes precedence.
+    Call this before the first thread starts. By default, glibc uses one arena per thread, up to eight per core. Memory
+    freed in one arena isn't reused by other arenas, so a worker grows by a third under mixed load. Several arenas would
+    not be faster, because Python's threads run in turns. `MALLOC_ARENA_MAX` in the environment takes precedence.
     """
     if ARENAS_VARIABLE not in os.environ:
         with contextlib.suppress(AttributeError):  # another C library
@@ -70,9 +70,10 @@ def share_memory_between_threads() -> None:
 
 
 def _allow_open_files(connections: int) -> None:
-    """Raise the limit of open files to the system's maximum, because each connection needs one.
+    """Raise this process's limit of open files to the system's maximum, because each connection is an open file.
 
-    If the maximum is too low, log that now, because uvloop closes connections that it can't accept without a message.
+    If the maximum is too low, log this now, because uvloop logs nothing when it closes connections that it can't
+    accept.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
@@ -97,7 +98,8 @@ def supervised_worker(
     supervisor: int,
 ) -> int:
     """Run a worker in a forked process, and return its exit status."""
-    # Ctrl-C and the end of a terminal reach the whole process group. Only the supervisor handles them.
+    # Pressing Ctrl-C or closing the terminal signals the whole process group. Only the supervisor handles these
+    # signals.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
