@@ -74,6 +74,28 @@ def test_flood_of_an_agent_ends_at_a_limit(server, url, kind, monkeypatch):
     assert (rollout.passed, rollout.is_valid, rollout.ended) == (False, True, "flood")
 
 
+def test_limit_of_bytes_holds_for_each_rollout(server, url, monkeypatch):
+    received = []
+
+    async def run(count):
+        async with AsyncClient(server.url) as client, open_agent(f"{url}/solver/streaming") as agent:
+            judge = Judge(client, server.url, "many")
+            return [(await judge.play(agent, TASK, PATIENCE)).ended for _ in range(count)]
+
+    original = agents._CountedStream.__aiter__
+
+    async def counting(self):
+        async for chunk in original(self):
+            received.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(agents._CountedStream, "__aiter__", counting)
+    assert asyncio.run(run(1)) == ["completed"]
+    monkeypatch.setattr(agents, "MAX_REPLY_BYTES", 2 * sum(received))
+    assert asyncio.run(run(8)) == ["completed"] * 8
+    assert sum(received) > 3 * agents.MAX_REPLY_BYTES
+
+
 def test_agent_that_dies_is_judged_by_what_it_did(server):
     with serve_agents(server) as (url, process):
         rollout = play(server, f"{url}/crash/streaming")

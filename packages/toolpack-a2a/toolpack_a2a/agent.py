@@ -6,6 +6,7 @@ The agent's replies are limited in time and size, and each failure of the agent 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
@@ -28,7 +29,7 @@ from a2a.types.a2a_pb2 import (
 )
 from a2a.utils.errors import A2AError
 
-MAX_REPLY_BYTES = 16 * 2**20  # max bytes that an agent may send to one client (`open_agent`)
+MAX_REPLY_BYTES = 16 * 2**20  # max bytes that an agent may send for one task, and for its card
 MAX_SHOWN = 300  # max characters of an agent's text in an error message
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 1.0
@@ -68,16 +69,28 @@ class AgentReply:
     text: str
 
 
-class _CountedStream(httpx.AsyncByteStream):
-    """Body of a response. It reports its bytes to the transport."""
+@dataclass(slots=True)
+class _ReceivedBytes:
+    """Number of bytes that an agent has sent for one task, over all connections."""
 
-    def __init__(self, stream: httpx.AsyncByteStream, transport: "_BoundedTransport") -> None:
+    total: int = 0
+
+
+_received: ContextVar[_ReceivedBytes] = ContextVar("_received")
+
+
+class _CountedStream(httpx.AsyncByteStream):
+    """Body of a response that counts its bytes, and raises `_FloodError` after `MAX_REPLY_BYTES` in all."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, received: _ReceivedBytes) -> None:
         self._stream = stream
-        self._transport = transport
+        self._received = received
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._stream:
-            self._transport.count(len(chunk))
+            self._received.total += len(chunk)
+            if self._received.total > MAX_REPLY_BYTES:
+                raise _FloodError
             yield chunk
 
     async def aclose(self) -> None:
@@ -85,19 +98,10 @@ class _CountedStream(httpx.AsyncByteStream):
 
 
 class _BoundedTransport(httpx.AsyncHTTPTransport):
-    """Transport that raises `_FloodError` after `MAX_REPLY_BYTES`.
+    """Transport that counts the bytes of all responses to a task, in the task's `_ReceivedBytes`.
 
-    It also raises this error for compressed replies, because a few of their bytes can expand to any size.
+    It raises `_FloodError` for compressed replies, because a few of their bytes can expand to any size.
     """
-
-    def __init__(self) -> None:
-        super().__init__(trust_env=False)
-        self._received = 0
-
-    def count(self, size: int) -> None:
-        self._received += size
-        if self._received > MAX_REPLY_BYTES:
-            raise _FloodError
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         request.headers["Accept-Encoding"] = "identity"
@@ -110,7 +114,7 @@ class _BoundedTransport(httpx.AsyncHTTPTransport):
         return httpx.Response(
             response.status_code,
             headers=response.headers,
-            stream=_CountedStream(stream, self),
+            stream=_CountedStream(stream, _received.get()),
             extensions=response.extensions,
         )
 
@@ -188,6 +192,7 @@ class A2AAgent:
         Raises:
             AgentError: The agent failed.
         """
+        _received.set(_ReceivedBytes())
         progress = _Progress()
         message = Message(
             role=Role.ROLE_USER,
@@ -239,8 +244,9 @@ async def open_agent(url: str) -> AsyncIterator[A2AAgent]:
     Raises:
         AgentError: The agent can't be reached, or its card isn't valid.
     """
+    _received.set(_ReceivedBytes())
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-    async with httpx.AsyncClient(transport=_BoundedTransport(), timeout=timeout) as http:
+    async with httpx.AsyncClient(transport=_BoundedTransport(trust_env=False), timeout=timeout) as http:
         config = ClientConfig(httpx_client=http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
