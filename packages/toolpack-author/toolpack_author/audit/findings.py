@@ -251,7 +251,7 @@ def _checks(audited: AuditedTask) -> Iterator[AuditFinding]:
         if name not in audited.guards:
             text = f"no attempt fails the check {name!r}: find out why before you delete it"
             yield AuditFinding("dead-check", False, text, about=name)
-    nop_reward = audited.nop_verdict["reward"]
+    nop_reward = audited.nop_verdict["reward"] or 0
     if nop_reward > 0 and not audited.nop_verdict["passed"]:
         text = f"doing nothing earns the reward {nop_reward:g}: count only what the agent changed"
         yield AuditFinding("nothing-rewarded", False, text)
