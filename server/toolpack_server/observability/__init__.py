@@ -1,4 +1,4 @@
 """Observability: Prometheus metrics, the log, and the interface of tracers.
 
-Tokens and agents' keys are never written.
+None of them contains tokens or agents' keys.
 """

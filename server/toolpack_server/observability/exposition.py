@@ -1,6 +1,6 @@
 """Exposition of metrics in Prometheus' text format.
 
-Only code that serves metrics imports this module, because the import of Prometheus' library is slow.
+Only code that serves metrics imports this module, because importing Prometheus' library is slow.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ def exposition(metrics: Metrics, sessions: int | None, *, calls: bool = True) ->
     """Return all metrics in Prometheus' text format, version 0.0.4.
 
     Args:
-        metrics: The metrics of any worker, from which the sums over all workers are computed.
+        metrics: The metrics of any worker. They can compute the sums over all workers, because the memory is shared.
         sessions: The number of sessions in the store, or None if unknown.
-        calls: Include the metrics that name toolpacks and functions.
+        calls: Whether to include the metrics that name toolpacks and functions.
     """
     body: bytes = generate_latest(_Families(metrics))
     if not calls:
@@ -39,7 +39,7 @@ def exposition(metrics: Metrics, sessions: int | None, *, calls: bool = True) ->
 
 
 class _Families(Collector):
-    """Adapter that gives Prometheus' library the summed metrics."""
+    """Adapter through which Prometheus' library collects the summed metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -49,7 +49,7 @@ class _Families(Collector):
 
 
 def _prometheus_metric(family: SummedFamily) -> Metric:
-    """Convert a summed metric to the form of Prometheus' library."""
+    """Convert a summed metric to a metric of Prometheus' library."""
     metric: Any = _KINDS[family.kind](f"toolpack_{family.name}", family.text, labels=family.labels)
     for labels, sample in family.samples.items():
         if family.kind == "histogram":

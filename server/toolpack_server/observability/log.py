@@ -1,12 +1,12 @@
 """Log on standard error: calls, events of sessions, refused requests, workers and faults.
 
 Each line is one JSON object, at any level and with any traceback. On a terminal, lines are formatted for people. No
-line contains a token, an agent's key, a whole session id or an unknown path. The line of a call contains arguments and
+line contains a token, an agent's key, a whole session id or an unknown path. A call's line contains arguments and
 results only if a setting says so.
 
-Lines of calls bypass Python's `logging`, because its records would double their cost. Lines of calls that end together
-are written together, because the write is the most expensive step. For the same reason, events that are logged in one
-iteration of an event loop are written together, at the end of the iteration or before the next message.
+Lines about calls don't pass through Python's `logging`, because its records would double their cost. Lines about calls
+that end together are written together, because writing is the most expensive step. For the same reason, events logged
+in one iteration of an event loop are written together, at the end of the iteration or before the next message.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
 
 
 def shown_id(session_id: str) -> str:
-    """Return the part of a session id that may be logged."""
+    """Return the part of a session id that is safe to log. With the whole id, other clients could use the session."""
     return session_id[:SHOWN_ID_CHARACTERS]
 
 
@@ -63,13 +63,13 @@ class EndedCall(NamedTuple):
 
     Attributes:
         at: The time at which the call ended, in seconds since the epoch.
-        session_id: The session of the call. The line contains only its first characters.
-        owner: The owner of the token, or None for a call by an agent's path.
-        kwargs: The JSON text of the arguments, as the client sent them.
-        outcome: `ok`, or the reason of the failure.
+        session_id: The session of the call. The log contains only the first characters of this id.
+        owner: The token's owner, or None for a call made through an agent's path.
+        kwargs: The JSON text of the arguments, exactly as the client sent it.
+        outcome: `ok`, or the reason for the failure.
         result: The result as JSON, or the error's text.
-        seconds: The time from arrival to answer.
-        traceback: The traceback of the function's exception, if the log has tracebacks.
+        seconds: The time from the call's arrival to its response.
+        traceback: The traceback of the function's exception, if the log includes tracebacks.
         raised_at: The file, line and function that raised the exception.
         trace: The trace context of the request.
         counted_as: The function's toolpack and registered name, for the metrics. Both are "" if the function is unknown
@@ -92,10 +92,10 @@ class EndedCall(NamedTuple):
 
 
 class CallLog:
-    """Log with a line for each call.
+    """Log that writes a line for each call.
 
     Args:
-        style: `json`, `text` or `off`. `auto` is text on a terminal, otherwise JSON. `full` is as `auto`, with
+        style: `json`, `text` or `off`. `auto` writes text on a terminal, otherwise JSON. `full` does the same, and adds
             arguments and results.
     """
 
@@ -107,7 +107,7 @@ class CallLog:
     def write(self, calls: Iterable[EndedCall]) -> None:
         """Write the lines of these calls."""
         if self._is_on:
-            # If standard error is closed, it stays closed, so later lines aren't even formatted.
+            # A closed standard error stays closed, so after a failed write no further lines are formatted.
             self._is_on = _write(b"\n".join([*map(self._line, calls), b""]))
 
     def _line(self, call: EndedCall) -> bytes:
@@ -117,7 +117,7 @@ class CallLog:
             "request_id": call.request_id,
             "session": shown_id(call.session_id),
             "owner": "agent" if call.owner is None else call.owner,
-            # A client may send a key as the function's name by mistake.
+            # A client might send a key as the function's name by mistake, so the name is cut and keys are removed.
             "function": _SECRET_ID.sub(lambda match: f"{shown_id(match[0])}…", call.function[:256]),
             "outcome": call.outcome,
             "duration_ms": round(call.seconds * 1000, 3),
@@ -145,7 +145,7 @@ class CallLog:
 
 
 class _Handler(logging.Handler):
-    """Handler of Python's logging that writes lines in the server's form, and collects those of events."""
+    """Handler of Python's logging that writes lines in the server's form. Lines of events are collected first."""
 
     def __init__(self, style: Style) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class _Handler(logging.Handler):
         self._lines: list[bytes] = []  # lines of events in this iteration of the event loop
 
     def handle(self, record: logging.LogRecord) -> bool:
-        # A function may log. A deadline must not interrupt it here, because the handler's lock would stay locked.
+        # A function can log. Its deadline must not interrupt this method, because the handler's lock would stay locked.
         with uninterruptible:
             return super().handle(record)
 
@@ -173,12 +173,12 @@ class _Handler(logging.Handler):
             self.release()
 
     def _flush_soon(self) -> bool:
-        """Schedule a flush at the end of this iteration of the event loop. Return False if this thread has no loop."""
+        """Schedule a flush at the end of this iteration of the event loop. Return False if no loop runs here."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return False
-        if len(self._lines) == 1:  # otherwise the first line has scheduled the flush
+        if len(self._lines) == 1:  # for further lines, the first line has already scheduled the flush
             loop.call_soon(self.flush)
         return True
 
@@ -189,12 +189,12 @@ class _Handler(logging.Handler):
 
 
 def _is_text(style: Style) -> bool:
-    """Return whether lines are formatted for people: always for `text`, never for `json`, else only on a terminal."""
+    """Return whether lines are formatted for people: always for `text`, never for `json`, else if on a terminal."""
     return style == "text" or (style != "json" and sys.stderr.isatty())
 
 
 def _write(lines: bytes) -> bool:
-    """Write lines to standard error. Return False if it is closed, because that must not stop the server."""
+    """Write lines to standard error. Return False if it is closed; no error is raised, so that the server continues."""
     try:
         sys.stderr.buffer.write(lines)
         sys.stderr.buffer.flush()
@@ -238,5 +238,5 @@ def _field(value: Any) -> str:
 
 
 def _without_folder(location: str) -> str:
-    """Return a place without the folder of its file, because logs must not show the machine's paths."""
+    """Return a source location without its folder, because logs must not reveal the host's paths."""
     return location.rpartition("/")[2]

@@ -1,8 +1,8 @@
 """Prometheus metrics, summed over all workers.
 
-All numbers are in memory that the workers share with their supervisor, so they survive the end of a worker and need no
-files. Each worker has a *row* of *slots*, one slot for each number, and only one process writes to a row. All slots are
-allocated before the first worker starts. This is possible because labels come from registered functions and fixed
+All numbers are in memory that the workers share with their supervisor, so they survive the exit of a worker and need no
+files. Each worker owns a *row* of *slots*, one slot for each number, and only one process writes to a row. All slots
+are allocated before the first worker starts. This is possible because labels come from registered functions and fixed
 words, never from clients.
 """
 
@@ -33,7 +33,7 @@ class MetricFamily(NamedTuple):
 
     Attributes:
         name: The name without the prefix `toolpack_`.
-        text: The help text, a sentence.
+        text: One sentence that explains the metric; Prometheus shows it as help.
         counts: True for a counter, which `Metrics.count` increases. False for a gauge, which `Metrics.measure` sets.
         label: The name of the label, or "" for a metric with one number.
         values: All values of the label.
@@ -50,8 +50,8 @@ class _Histogram:
     """The slots of one histogram in a row: a count for each bucket, then the sum of all values.
 
     Args:
-        bounds: The upper bounds of the buckets. The last bucket has no bound.
-        start: The first slot.
+        bounds: The upper bounds of the buckets. After them comes a last bucket without a bound.
+        start: The index of the histogram's first slot in a row.
     """
 
     def __init__(self, bounds: Sequence[float], start: int) -> None:
@@ -64,7 +64,7 @@ class _Histogram:
         row[self.end - 1] += value
 
     def read(self, sums: Sequence[float]) -> tuple[Sequence[tuple[float, float]], float]:
-        """Return, for each bound, the number of values up to it, and the sum of all values.
+        """Return the number of values up to each bound, and the sum of all values.
 
         Args:
             sums: The sums of all slots over all rows.
@@ -78,7 +78,7 @@ class SummedFamily(NamedTuple):
 
     Attributes:
         labels: The names of the labels.
-        samples: By tuple of label values: the number, or for a histogram the result of `_Histogram.read`.
+        samples: Maps each tuple of label values to the number, or for a histogram to the result of `_Histogram.read`.
     """
 
     name: str
@@ -93,9 +93,9 @@ class Metrics:
 
     Args:
         functions: The toolpack and the name of each function.
-        outcomes: All outcomes of calls.
+        outcomes: All outcomes that calls can have.
         rows: The max number of workers.
-        of_features: The metrics of each feature. They are shown only if one of the feature's numbers isn't 0.
+        of_features: The metrics of each feature. A feature's metrics are shown only if one of their numbers isn't 0.
     """
 
     def __init__(
@@ -151,20 +151,20 @@ class Metrics:
                     self._snapshot_bytes.observe(self._row, len(blob))
 
     def count(self, family: MetricFamily, value: str = "") -> None:
-        """Add 1 to a feature's counter. The feature must hold a lock, because several threads may write."""
+        """Add 1 to a feature's counter. The caller must hold a lock, because several threads can write."""
         self._row[self._slots[family.name, value]] += 1
 
     def measure(self, family: MetricFamily, number: float, value: str = "") -> None:
-        """Set a feature's gauge. The feature must hold a lock."""
+        """Set a feature's gauge. The caller must hold a lock, because several threads can write."""
         self._row[self._slots[family.name, value]] = number
 
     def worker_ended(self) -> None:
-        """Set the gauges of this row to 0, because its worker has ended. The counters stay."""
+        """Set the gauges of this row to 0, because its worker has exited. The counters keep their values."""
         for slot in self._gauges:
             self._row[slot] = 0
 
     def measured(self, *gauges: float) -> None:
-        """Set the gauges that `GAUGES` lists, in its order."""
+        """Set the core's gauges, in the order of `GAUGES`."""
         for slot, value in enumerate(gauges):
             self._row[slot] = value
 

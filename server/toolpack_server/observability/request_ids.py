@@ -1,6 +1,6 @@
 """Request ids, which connect a client's request with its response header and its log lines.
 
-A client may choose the id with the header X-Request-Id. The server uses it only if it is safe to log.
+A client can choose the id with the header X-Request-Id. The server accepts only ids that are safe to log.
 """
 
 import re
@@ -14,7 +14,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def accept_request_id(header: bytes | None) -> str:
-    """Set the current request's id to the X-Request-Id header if that is safe to log, else a new id; return the id."""
+    """Set and return the current request's id: the X-Request-Id header if it is safe to log, else a new id."""
     if header and REQUEST_ID.fullmatch(header):
         accepted = header.decode("ascii")
     else:

@@ -1,4 +1,4 @@
-"""List of the calls that each worker is running, so that the supervisor can log them when a worker ends unexpectedly.
+"""List of the calls that each worker is running. If a worker dies unexpectedly, the supervisor logs its calls.
 
 The list is in memory that a worker shares with its supervisor, so the supervisor can read it after the worker was
 killed. Recording a call needs no lock and no system call.
@@ -15,21 +15,21 @@ NUMBER_BYTES = 8
 
 
 class RunningFunctions:
-    """The functions that the workers are running, with a row of slots for each worker.
+    """The functions that the workers are running. Each worker owns a row of slots, and each running call fills a slot.
 
     Args:
         functions: The toolpack and the name of each function.
         rows: The max number of workers.
 
     Attributes:
-        suspects: The calls that were running when a worker ended.
+        suspects: The calls that were running when a worker died.
     """
 
     def __init__(self, functions: Iterable[tuple[str, str]] = (), rows: int = 1) -> None:
         self._names: Sequence[tuple[str, str]] = [("", ""), *functions]
         self._numbers = {name: number for number, name in enumerate(self._names) if number}
         self.suspects = Suspects()
-        # The first half of a row has the numbers of functions, the second half the numbers of their calls.
+        # The first half of a row contains the numbers of functions, the second half the numbers of their calls.
         memory = memoryview(mmap.mmap(-1, rows * 2 * SLOTS * NUMBER_BYTES)).cast("Q")
         self._rows = [memory[start : start + 2 * SLOTS] for start in range(0, len(memory), 2 * SLOTS)]
         self.of_row(0)
@@ -44,7 +44,8 @@ class RunningFunctions:
     def begin(self, toolpack: str, function: str, call: int) -> int:
         """Record that a function starts, in the call with the number `call`.
 
-        Return the slot to pass to `end`. It is -1 if no slot is free, so the call isn't recorded.
+        Return the slot, which must be passed to `end`. If no slot is free, the call isn't recorded, and the result is
+        -1.
         """
         try:
             slot: int = self._free.pop()
@@ -61,10 +62,10 @@ class RunningFunctions:
             self._free.append(slot)
 
     def names(self, row: int) -> list[str]:
-        """Return the names `toolpack.function` that a worker is running, or was running when it ended. Sorted."""
+        """Return the functions that a worker is running, or was running when it died, as sorted `toolpack.function`."""
         numbers = {number for number in self._rows[row][:SLOTS] if number < len(self._names)} - {0}
         return sorted(".".join(self._names[number]) for number in numbers)
 
     def worker_ended(self, row: int) -> None:
-        """Mark the calls that a worker was running at its end as suspects."""
+        """Mark the calls that a worker was running when it died as suspects."""
         self.suspects.blame({*self._rows[row][SLOTS:]} - {0})

@@ -1,13 +1,14 @@
-"""Suspects: calls that were running when a worker ended, with the number of times that this happened.
+"""Suspects: calls that were running when a worker died, with the number of times that this happened.
 
-If a call ends its worker, the client gets no answer and may send the call again, so the call could end one worker after
-the other. The supervisor can't know which of a worker's calls ended it, so each call is a suspect until it completes. A
-call with `LIMIT` counts is refused.
+If a call kills its worker, the client gets no response and might send the call again, so the call could kill one worker
+after the other. The supervisor can't know which of a worker's calls killed it, so each of them is a suspect until it
+completes. A call that was suspected `LIMIT` times is refused.
 
 Only the supervisor adds suspects, in memory that it shares with its workers. A worker runs its suspects one at a time,
-so that soon only the call to blame is left. Other calls run at the same time. When a suspect completes, the caller of
-`end` decides whether its count is reset. It isn't if an agent can send different calls with the same number, because
-one completed call then proves nothing about the next call.
+so that each harmless suspect can complete and be cleared. Soon only the call to blame remains. Calls that aren't
+suspects run at the same time. When a suspect completes, the caller of `end` decides whether its count is reset. The
+count isn't reset if an agent can send different calls with the same number, because one completed call then proves
+nothing about the next call.
 """
 
 import mmap
@@ -15,12 +16,12 @@ import threading
 from collections.abc import Iterable
 
 LIMIT = 3  # a call that was suspected this many times isn't run again
-MAX_SUSPECTS = 256  # a further suspect replaces a suspect with the lowest count
+MAX_SUSPECTS = 256  # when all slots are used, a new suspect replaces a suspect with the lowest count
 NUMBER_BYTES = 8
 
 
 class Suspects:
-    """The suspects of a server. Each call has a number other than 0."""
+    """The suspects of a server. A call is identified by a number, which is never 0."""
 
     def __init__(self) -> None:
         size = MAX_SUSPECTS
@@ -31,10 +32,10 @@ class Suspects:
         self._alone = threading.Lock()  # held while a suspect runs in this worker
 
     def blame(self, calls: Iterable[int]) -> None:
-        """Suspect the calls that were running when a worker ended. Only the supervisor calls this.
+        """Suspect the calls that were running when a worker died. Only the supervisor calls this method.
 
-        New suspects get the count 1. Of the calls that were suspects before, only those with the highest count are
-        counted again, because they are the likely cause.
+        New suspects get the count 1. Among calls that were suspects before, only the calls with the highest count are
+        counted again, because they probably killed the worker.
         """
         times = {call: self.times(call) if self._is_open(call) else 0 for call in calls}
         for call, before in times.items():
@@ -45,26 +46,26 @@ class Suspects:
                 self._any[0] = 1
 
     def times(self, call: int) -> int:
-        """Return the number of workers that a call is suspected to have ended."""
+        """Return how many workers a call is suspected to have killed."""
         if not self._any[0]:
             return 0
         calls = self._calls.tolist()
         return self._times[calls.index(call)] if call in calls else 0
 
     def begin(self, call: int, seconds: float) -> bool:
-        """Wait until no other suspect runs in this worker. Return True if the call is now the only one.
+        """Wait until no other suspect runs in this worker. Return True if the call is now the only running suspect.
 
-        Return False if that takes longer than `seconds`, or at once if the call is no suspect any more.
+        Return False if the wait takes longer than `seconds`, or at once if the call is no suspect any more.
         """
         return self._is_open(call) and self._alone.acquire(timeout=seconds)
 
     def end(self, call: int, *, alone: bool, forget: bool) -> None:
-        """Clear a suspect that has run without ending its worker.
+        """Clear a suspect that has completed without killing its worker.
 
         Args:
             call: The suspect.
             alone: The result of `begin`.
-            forget: Also reset the suspect's count.
+            forget: Whether to reset the suspect's count.
         """
         if alone:
             self._alone.release()
@@ -80,7 +81,7 @@ class Suspects:
         return call in calls and bool(self._open[calls.index(call)])
 
     def _slot(self, call: int) -> int:
-        """Return the slot of a suspect. For a new one, it is a slot with the lowest count, in turn."""
+        """Return the slot of a suspect. For a new suspect, choose a slot with the lowest count, in rotation."""
         calls, times = self._calls.tolist(), self._times.tolist()
         if call in calls:
             return calls.index(call)

@@ -1,7 +1,7 @@
-"""Trace context of a request: W3C Trace Context (w3.org/TR/trace-context), without any dependency.
+"""Trace context of a request: an implementation of W3C Trace Context (w3.org/TR/trace-context) without dependencies.
 
-As the standard demands, invalid headers are ignored, so they never make a request fail. Only checked values are logged,
-recorded or passed on.
+As the standard demands, invalid headers are ignored, so a request never fails because of them. Only checked values are
+logged, recorded or passed on.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 MAX_MEMBERS = 32  # max members of a tracestate, by the standard
-MAX_STATE = 512  # max characters of a tracestate; the last members are dropped
+MAX_STATE = 512  # max characters of a tracestate; if it is longer, its last members are dropped
 
 _PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _FIRST_VERSION, _NO_VERSION = "00", "ff"
@@ -23,13 +23,13 @@ _MEMBER = re.compile(
 
 
 class TraceContext(NamedTuple):
-    """The client's span, which is the parent of the request's span.
+    """Reference to the client's span, which becomes the parent of the request's span.
 
     Attributes:
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
         sampled: Whether the client records its span.
-        state: The `tracestate` of tracing systems, or "".
+        state: The header `tracestate`, in which tracing systems pass on their own data, or "".
     """
 
     trace_id: str
@@ -42,7 +42,7 @@ class TraceContext(NamedTuple):
         return f"{_FIRST_VERSION}-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
 
     def members(self) -> dict[str, str]:
-        """Return the members to log, record and pass on: `traceparent`, and `tracestate` if it isn't empty."""
+        """Return the fields to log, record and pass on: `traceparent`, and `tracestate` if it isn't empty."""
         members = {TRACEPARENT: self.traceparent}
         return {**members, TRACESTATE: self.state} if self.state else members
 
@@ -75,7 +75,7 @@ def accept_trace_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def accept_trace_members(members: Mapping[str, Any]) -> None:
-    """Set the trace context from a message's members if they are valid. Otherwise keep the request's context."""
+    """Set the trace context from a message's fields if they are valid. Otherwise keep the request's trace context."""
     context = read_trace_context(members.get(TRACEPARENT), members.get(TRACESTATE))
     if context is not None:
         trace_context.set(context)

@@ -1,7 +1,7 @@
-"""Interface between the core and a tracer: the core records the times of each call, and the tracer makes spans of them.
+"""Interface between the core and a tracer. The core records the times of each call; the tracer turns them into spans.
 
-If the server has no tracer, nothing is recorded. Recording needs no lock, because the tracer reads the times only after
-the call was answered.
+If no tracer is installed, nothing is recorded. Recording needs no lock, because the tracer reads the times only after
+the call has been answered.
 """
 
 import time
@@ -16,14 +16,14 @@ class RequestOrigin(NamedTuple):
     protocol: str  # `mcp` or `jsonrpc`
     method: str
     id: str | int | float | None
-    version: str = ""  # the version of MCP
+    version: str = ""  # the version of MCP; "" for JSON-RPC
 
 
 class CallTrace:
     """The recorded times of one call, in nanoseconds since the epoch. A time is 0 until it is recorded.
 
     Attributes:
-        process_data: Data for the process that runs the function, if it is another process, or None.
+        process_data: Data that is sent to the process that runs the function. None: no data is sent.
     """
 
     __slots__ = ("commit_began", "commit_ended", "process_data", "run_began", "run_ended")
@@ -33,7 +33,7 @@ class CallTrace:
         self.run_began = self.run_ended = self.commit_began = self.commit_ended = 0
 
     def runs(self) -> None:
-        """Record the start of the call's function. Called in the context in which the function runs."""
+        """Record the start of the call's function. Must be called in the context in which the function runs."""
         self.run_began = time.time_ns()
         _running.set(self)
 
@@ -42,27 +42,28 @@ class CallTrace:
         self.run_ended = time.time_ns()
 
     def committed(self, began: int) -> None:
-        """Record that the call's commit began at `began` and ends now."""
+        """Record that the call's commit began at `began` and has ended now."""
         self.commit_began, self.commit_ended = began, time.time_ns()
 
     def take(self, data: Any) -> None:
-        """Store data from the process that ran the function. The data isn't checked yet."""
+        """Store data that the process that ran the function has sent. The tracer must check the data before use."""
 
 
 class Tracer(Protocol):
-    """Creates spans of calls and evaluations. Its methods are fast and never raise."""
+    """Creates spans for calls and evaluations. Methods must be fast and must not raise, because calls wait for them."""
 
     def begin(self, session_id: str, function: str, arguments: bytes) -> CallTrace:
         """Begin the span of a call.
 
-        The context variables `request_origin` and `trace_context` have the message and the parent span.
+        The context variable `request_origin` contains the message that caused the call, and `trace_context` contains
+        the parent span.
         """
 
     def end(self, trace: CallTrace, outcome: str, result: bytes | str | None, refusal: BaseException | None) -> None:
         """End the span of a call.
 
         Args:
-            outcome: `ok`, or the reason of the failure, as in the log.
+            outcome: `ok`, or the reason for the failure; the log uses the same words.
             result: The result as JSON, or the error's text.
             refusal: The error of a refused call, or None.
         """
@@ -73,7 +74,7 @@ class Tracer(Protocol):
         """Create the span of an evaluation that began at `began` and ended now, with a verdict or a refusal."""
 
     def close(self) -> None:
-        """Send the remaining spans, after the end of all calls. Runs in a thread, and may take a second or two."""
+        """Send the remaining spans, after all calls have ended. This runs in a thread, so it can take some seconds."""
 
 
 request_origin: ContextVar[RequestOrigin | None] = ContextVar("request_origin", default=None)

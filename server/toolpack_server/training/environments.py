@@ -1,11 +1,11 @@
 """Environments for trainers: one rollout of a task at a time, with the task's functions as methods.
 
-Each rollout is a new session, so it starts from a clean state. If the machine or the server fails, the rollout is
-invalid: its reward is None, never 0, so that trainers skip it.
+Each rollout is a new session, so it starts from a clean state. If the host or the server fails, the rollout is invalid.
+Its reward is then None, never 0, so that trainers skip the rollout.
 
-Trainers such as TRL (`environment_factory`) take an environment's methods as the model's tools. So each task gets a
-class of its own, with the task's functions as methods. Other methods of the class, such as `close`, are hidden from
-trainers by `_NoTool`.
+Trainers such as TRL (`environment_factory`) offer an environment's methods to the model as tools. So each task gets its
+own class, with the task's functions as methods. Other methods of the class, such as `close`, are hidden from trainers
+by `_NoTool`.
 """
 
 import inspect
@@ -23,16 +23,17 @@ from toolpack_server.client.methods import Session
 from toolpack_server.features.evaluation.tasks.results import Verdict
 from toolpack_server.protocol.results import Json
 
-LABEL = {"environment": "trainer"}  # the label of the sessions of all environments
+LABEL = {"environment": "trainer"}  # the label that marks the sessions of all environments
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 _PROBE_SECONDS = 60.0  # TTL of a session that is created only to list its functions
-_ANSWERED = -32014  # error code of a second answer
+_ALREADY_ANSWERED = -32014  # error code for an answer after another answer
 
 
 class _NoTool:
-    """Decorator that hides a method from trainers, which look for plain functions in the class.
+    """Decorator that hides a method from trainers, which search the class for plain functions.
 
-    The class has this object instead of a function. An instance has the bound method, as usual.
+    An attribute access on the class returns this object instead of a function. An access on an instance returns the
+    bound method, as usual.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -46,10 +47,11 @@ class _NoTool:
 class TrainingEnvironment:
     """One task, played in one session after another.
 
-    The task's functions are methods with signatures and docstrings, such as `environment.get_balance()`. A method
-    returns the text for the model: a text result unchanged, any other result as JSON. If the function fails, it raises
-    `RemoteFunctionError`, because trainers show the model the exceptions of its tools. A function with the name of a
-    method of this class, such as `close`, becomes the method `close_`; the model still sees the original name.
+    The task's functions become methods with signatures and docstrings, such as `environment.get_balance()`. A method
+    returns the text for the model: a string result unchanged, any other result as JSON. If the function fails, the
+    method raises `RemoteFunctionError`, because trainers show the model the exceptions that its tools raise. If a
+    function is named like a method of this class, such as `close`, it becomes the method `close_`. The model still sees
+    the original name.
 
     Args:
         url: The server's base URL.
@@ -57,16 +59,16 @@ class TrainingEnvironment:
         token: A bearer token for `/rpc`, if the server requires one. Neither models nor functions see it.
         labels: Labels of the sessions, in addition to `environment=trainer`. If your program dies, you can find its
             sessions by these labels and close them with `close_session`.
-        keep: Keep the sessions until they expire, and record the verdict of `get_reward`, so that the console's page of
-            runs shows them.
-        seed: The seed of the sessions: all rollouts get the same random numbers and times.
+        keep: Whether to keep the sessions until they expire, and to record the verdict of `get_reward`. Set it to see
+            the rollouts on the console's page of runs.
+        seed: The seed of the sessions. With a seed, all rollouts get the same random numbers and times.
         create: Further parameters of `create_session`, such as `perturbations` and `ttl_seconds`.
 
     Attributes:
         functions: The task's functions in the format of chat completions.
-        session: The session of the rollout; None before `reset` and after `close`.
-        verdict: The verdict on the rollout, after `get_reward`.
-        problem: The reason why the rollout is invalid; None if it is valid so far.
+        session: The session of the rollout. None before `reset` and after `close`.
+        verdict: The verdict on the rollout. None before `get_reward`.
+        problem: The reason why the rollout is invalid. None: the rollout is valid so far.
 
     Raises:
         ClientError: The server doesn't answer, or the task doesn't exist.
@@ -78,7 +80,7 @@ class TrainingEnvironment:
     problem: str | None = None
 
     def __new__(cls, url: str, task: str, *, token: str | None = None, **_more: Any) -> Self:
-        """Create an instance of the subclass that has the task's functions."""
+        """Create an instance of a subclass whose methods are the task's functions."""
         kind: Any = cls if "_of_task" in vars(cls) else _with_functions(cls, url, task, token)  # type: ignore[arg-type] # a class is hashable
         environment: Self = object.__new__(kind)
         return environment
@@ -107,9 +109,10 @@ class TrainingEnvironment:
         self._is_lost = False
 
     def reset(self, **_row: Any) -> str:
-        """Close the last rollout, begin the next one, and return its prompt.
+        """Close the last rollout, begin the next rollout, and return its prompt.
 
-        The columns of the trainer's data row are ignored. If the server can't be reached, the rollout is invalid.
+        Trainers pass the columns of their data row as keyword arguments, which are ignored. If the server can't be
+        reached, the rollout is invalid, and the prompt is "".
 
         Raises:
             ReplyError: The server refused the parameters of `create_session`.
@@ -129,7 +132,7 @@ class TrainingEnvironment:
         return "\n\n".join(message["content"] for message in prompt)
 
     def get_reward(self) -> float | None:
-        """Return the reward of the rollout, or None if the rollout is invalid, for example without a server."""
+        """Return the rollout's reward, or None if the rollout is invalid, for example after a failure of the server."""
         if self.problem is None and self.session is None:
             self.problem = "There is no rollout: call reset first."
         if self.problem is None and self.session is not None:
@@ -149,8 +152,8 @@ class TrainingEnvironment:
         """Call a function by its name and return its result.
 
         Raises:
-            RemoteFunctionError: The function failed, or the call is wrong; the message is the error.
-            RuntimeError: There is no rollout, or the server can't be reached and the rollout is invalid.
+            RemoteFunctionError: The function failed, or the call is wrong. The message is the error for the model.
+            RuntimeError: No rollout has begun, or the server can't be reached, so that the rollout is invalid.
         """
         envelope = self._send(lambda agent: agent.run_function(function, kwargs))
         if envelope["error"] is not None:
@@ -159,21 +162,21 @@ class TrainingEnvironment:
 
     @_NoTool
     def submit_answer(self, answer: str = "") -> None:
-        """Submit the agent's answer. After it the agent can't call functions.
+        """Submit the agent's answer. After the answer, the agent can't call functions any more.
 
         Raises:
             RemoteFunctionError: The answer is too long, or an answer was submitted before.
-            RuntimeError: There is no rollout, or the server can't be reached and the rollout is invalid.
+            RuntimeError: No rollout has begun, or the server can't be reached, so that the rollout is invalid.
         """
         self._send(lambda agent: agent.submit_answer(answer))
 
     @_NoTool
     @contextmanager
     def group(self, count: int) -> Iterator[list[Self]]:
-        """Yield environments with rollouts from the same start: forks of one session. Close them at the end.
+        """Yield environments with rollouts from the same start, which are forks of one session.
 
-        Each fork has its number as the label `rollout`. The parent session is closed at once, and it lacks your labels,
-        so it doesn't count as a rollout of your run.
+        At the end of the `with` block, all environments are closed. Each fork gets its number as the label `rollout`.
+        The parent session is closed at once. It gets none of your labels, so it doesn't count as a rollout of your run.
 
         Raises:
             ClientError: The rollouts can't begin.
@@ -182,7 +185,7 @@ class TrainingEnvironment:
         try:
             start = self._client.create_session(task=self._task, labels=LABEL, **self._create)["session_id"]
             try:
-                members.extend(self._forked(start, rollout=str(number)) for number in range(count))
+                members.extend(self._fork(start, rollout=str(number)) for number in range(count))
             finally:
                 with suppress(ClientError):
                     self._client.close_session(start)
@@ -193,18 +196,19 @@ class TrainingEnvironment:
 
     @_NoTool
     def fork(self) -> Self:
-        """Fork this rollout at its present state. Return the environment of the fork, which you must also close.
+        """Fork this rollout at its present state. Return the fork's environment, which you must also close.
 
         Raises:
             ClientError: The session can't be forked.
+            RuntimeError: No rollout has begun.
         """
         if self.session is None:
             raise RuntimeError("there is no rollout: call reset first")
-        return self._forked(self.session["session_id"])
+        return self._fork(self.session["session_id"])
 
     @_NoTool
     def close(self) -> None:
-        """Close the rollout's session, unless `keep` is set, and the connections. A second call has no effect."""
+        """Close the connections, and the rollout's session unless `keep` is set. A second call has no effect."""
         self._end()
         self._client.close()
 
@@ -217,7 +221,7 @@ class TrainingEnvironment:
     def _begin(self, session: Session) -> None:
         self.session, self._agent = session, self._client.agent(session)
 
-    def _forked(self, session_id: str, **labels: str) -> Self:
+    def _fork(self, session_id: str, **labels: str) -> Self:
         (session,) = self._client.fork_session(session_id, labels={**self._labels, **labels})
         environment = type(self)(**self._arguments)
         environment._begin(session)  # noqa: SLF001 - same class
@@ -229,7 +233,12 @@ class TrainingEnvironment:
         return self._agent
 
     def _send(self, request: Callable[[AgentClient], Any]) -> Any:
-        """Send a request as the agent. If the server doesn't answer, the rollout is invalid."""
+        """Send a request as the agent. If the server doesn't respond, mark the rollout as invalid.
+
+        Raises:
+            RemoteFunctionError: The server refused the request because the agent made a mistake.
+            RuntimeError: The rollout is invalid, or none has begun.
+        """
         if self.problem is not None:
             raise RuntimeError(f"the rollout is invalid: {self.problem}")
         try:
@@ -245,9 +254,9 @@ class TrainingEnvironment:
         self.problem, self._is_lost = str(error), isinstance(error, NoReplyError)
 
     def _end(self) -> None:
-        """Close the session. If the last request got no answer, leave the session open instead of waiting again.
+        """Close the session, unless the last request got no response.
 
-        A session that isn't closed expires after its TTL.
+        In that case the session is left open instead of waiting again. It expires after its TTL.
         """
         session, self.session, self._agent = self.session, None, None
         is_lost, self._is_lost = self._is_lost, False
@@ -257,13 +266,13 @@ class TrainingEnvironment:
 
 
 def submit_answers(completions: Sequence[Any], environments: Sequence[Any], **_more: Any) -> list[None]:
-    """Submit the last message of each rollout as the agent's answer. Use this as a reward function of TRL.
+    """Submit the last message of each rollout as the agent's answer. Use this function as a reward function of TRL.
 
-    It returns no rewards. TRL calls it before `get_reward`, so evaluators can read the answer.
+    The function returns None as each reward. TRL calls it before `get_reward`, so evaluators can read the answer.
 
     Args:
         completions: The messages of each rollout.
-        environments: The environment of each rollout.
+        environments: The environment of each rollout, in the same order.
     """
     for messages, environment in zip(completions, environments, strict=True):
         last = messages[-1]
@@ -276,15 +285,15 @@ def submit_answers(completions: Sequence[Any], environments: Sequence[Any], **_m
 
 
 def _is_wrong(error: ClientError) -> bool:
-    """Return whether the server refused a request because of its content, so that the rollout stays valid."""
-    return is_unusable(error) or (isinstance(error, ReplyError) and error.code == _ANSWERED)
+    """Return whether the server refused a request because of its content. Such an error keeps the rollout valid."""
+    return is_unusable(error) or (isinstance(error, ReplyError) and error.code == _ALREADY_ANSWERED)
 
 
-@cache  # one class per task in the whole program, because trainers distinguish environments by their class
+@cache  # cached, because trainers distinguish environments by their class, so each task must have exactly one class
 def _with_functions(
     base: type[TrainingEnvironment], url: str, task: str, token: str | None
 ) -> type[TrainingEnvironment]:
-    """Create the subclass with a task's functions. It has the task's name, which trainers show next to the reward."""
+    """Create the subclass with a task's functions. It is named like the task, because trainers print the name."""
     with Client(url, token=token) as client:
         session = client.create_session(task=task, labels=LABEL, ttl_seconds=_PROBE_SECONDS)
         described: list[Any] = client.agent(session).list_functions(format="openai")["result"]
@@ -295,7 +304,7 @@ def _with_functions(
         attribute = name
         while hasattr(TrainingEnvironment, attribute) or (attribute != name and attribute in functions):
             attribute += "_"
-        if not hasattr(base, attribute):  # a user's subclass may override the method
+        if not hasattr(base, attribute):  # a user's subclass can override the method
             methods[attribute] = _method(function)
     own = {"__doc__": f"The task {task}.", "_of_task": task, "functions": tuple(described)}
     return type(task, (base,), {**own, **methods})
@@ -305,7 +314,8 @@ def _method(described: Mapping[str, Any]) -> Callable[..., str]:
     """Create the method for a function. It doesn't send omitted arguments, so the function's own defaults apply."""
     name, schema = described["name"], described["parameters"]
     properties, required = schema.get("properties", {}), schema.get("required", ())
-    ordered = sorted(properties, key=lambda each: each not in required)  # Python wants required parameters first
+    # Python requires parameters without a default to come first.
+    ordered = sorted(properties, key=lambda each: each not in required)
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     annotations: dict[str, Any] = {}
     for each in ordered:
@@ -329,7 +339,7 @@ def _method(described: Mapping[str, Any]) -> Callable[..., str]:
 
 
 def as_text(result: Json) -> str:
-    """Return a result as text for a model: a text unchanged, anything else as JSON."""
+    """Convert a result to text for a model: a string stays unchanged, any other value becomes JSON."""
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
@@ -337,7 +347,7 @@ def _type(spec: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
     """Return the type hint of a parameter with the JSON Schema `spec`. A complex schema becomes a simple type.
 
     Args:
-        schema: The schema of all parameters, with the definitions for `$ref`.
+        schema: The schema of all parameters, which contains the definitions that a `$ref` names.
     """
     if "$ref" in spec:
         return _type(schema.get("$defs", {}).get(spec["$ref"].rpartition("/")[2], {}), schema)

@@ -1,7 +1,7 @@
 """Rollouts: attempts at tasks, in groups and many at the same time.
 
-The server stores all progress, so a program that died can be started again and continues. A session with a recorded
-verdict is a finished rollout. Other sessions of the run are closed, and their rollouts are played again.
+The server stores all progress, so you can restart a program that died, and it continues. A session with a recorded
+verdict is a finished rollout. All other sessions of the run are closed, and their rollouts are played again.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from toolpack_server.client.values import Finish, SessionValues, StepValue, Valu
 from toolpack_server.features.evaluation.tasks.results import Verdict
 
 Play = Callable[[AsyncAgentClient, Session], Awaitable[Any]]
-"""A function that plays the agent in one session; see `rollouts`."""
+"""A coroutine function that plays the agent in one session. It gets the agent's client and the session."""
 
 
 class Tree(TypedDict, total=False):
-    """Parameters for estimating the values of steps: `k`, `finish`, `progress` and `keep` of `Client.values`."""
+    """Parameters of `rollouts` for estimating the values of steps. `Client.values` describes each parameter."""
 
     k: int
     finish: Finish | Sequence[Finish]
@@ -29,7 +29,7 @@ class Tree(TypedDict, total=False):
     progress: Callable[[StepValue], object] | None
 
 
-_LABEL = "rollout"  # the label with the number of a rollout in its group
+_LABEL = "rollout"  # the label whose value is a rollout's number in its group
 _PAGE = 1000
 
 
@@ -40,11 +40,12 @@ class RolloutResult:
     Attributes:
         task: The task of the rollout.
         number: The number of the rollout in its group.
-        session: The session's description, from its creation, or from this program's start for a finished rollout.
-        verdict: The verdict; None if `error` prevented it.
-        played: The return value of `play`; None if the rollout was finished before this program started.
-        error: The exception of `play`, of the evaluation, or of the estimation of values.
-        values: The values of the steps, if `tree` was given and there is a verdict.
+        session: The session's description when it was created. If the rollout was finished before this program started,
+            the description at the program's start.
+        verdict: The verdict. None: `error` prevented it.
+        played: The return value of `play`. None if the rollout was finished before this program started.
+        error: The exception that `play`, the evaluation or the estimation of values raised.
+        values: The values of the steps, if `tree` was given and the rollout has a verdict.
     """
 
     task: str
@@ -70,26 +71,26 @@ async def rollouts(
     """Play a group of rollouts for each task, and yield each group when it is complete.
 
     Each rollout is a session with your labels, and with its number as the label `rollout`. At its end, its verdict is
-    recorded. If you call this again with the same labels, only unfinished rollouts are played. If `play` raises, the
-    result has the exception, and the rollout stays unfinished.
+    recorded. If you call this function again with the same labels, only unfinished rollouts are played. If `play`
+    raises, the result contains the exception, and the rollout stays unfinished.
 
     Args:
         client: A client of the server.
         tasks: The names of the tasks, as `toolpack/name`. Duplicates count once.
         play: A coroutine function that plays the agent in one session. It gets the client of the session's agent, and
             the session.
-        labels: The labels of the run. Give at least one label that no other run has.
+        labels: The labels of the run. Include a label that no other run uses, such as `{"run": "first"}`.
         group: Number of rollouts of each task.
         concurrency: Maximum number of rollouts played at the same time, and of open forks of a tree.
-        tree: Parameters such as `{"k": 8, "finish": play}`, to estimate also the values of the steps of each rollout;
-            see `Client.values`.
-        create: Further parameters of `create_session`, such as `seed`. `perturbations` without a seed get the rollout's
-            number as their seed.
+        tree: Parameters such as `{"k": 8, "finish": play}`. If given, the values of each rollout's steps are also
+            estimated; see `Client.values`.
+        create: Further parameters of `create_session`, such as `seed`. If `perturbations` contains no seed, the
+            rollout's number becomes its seed.
 
     Raises:
-        ValueError: There is no label, or an argument is wrong.
+        ValueError: `labels` is empty, or an argument is wrong.
         TypeError: `play`, or `finish` of the tree, isn't a coroutine function.
-        ClientError: A session can't be created, or the server doesn't answer.
+        ClientError: A session can't be created, or the server doesn't respond.
     """
     if not labels:
         raise ValueError("labels must name the run, for example {'run': 'first'}, so that it can be continued")
@@ -101,20 +102,20 @@ async def rollouts(
     run = _Run(client, play, labels, create, valuer)
     await run.load()
     jobs = ((task, number) for task in dict.fromkeys(tasks) for number in range(group))
-    complete: dict[str, list[RolloutResult]] = {}
-    async for result in _at_once(jobs, run.valued, concurrency):
-        done = complete.setdefault(result.task, [])
+    groups: dict[str, list[RolloutResult]] = {}
+    async for result in _run_jobs(jobs, run.valued, concurrency):
+        done = groups.setdefault(result.task, [])
         done.append(result)
         if len(done) == group:
-            yield sorted(complete.pop(result.task), key=lambda each: each.number)
+            yield sorted(groups.pop(result.task), key=lambda each: each.number)
 
 
-async def _at_once(
+async def _run_jobs(
     jobs: Iterator[tuple[str, int]], run: Callable[[str, int], Awaitable[RolloutResult]], limit: int
 ) -> AsyncIterator[RolloutResult]:
-    """Run jobs, at most `limit` at the same time, and yield each result when its job is done.
+    """Run jobs, at most `limit` at the same time. Yield each result when its job is done.
 
-    If the caller stops the iteration or a job raises, the running jobs are cancelled.
+    If the caller stops the iteration, or if a job raises, the running jobs are cancelled.
     """
     running: set[asyncio.Future[RolloutResult]] = set()
     try:
@@ -124,7 +125,7 @@ async def _at_once(
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:  # read all exceptions, because asyncio logs those that are never read
+            for each in done:  # read each exception, because asyncio logs exceptions that are never read
                 _ = each.cancelled() or each.exception()
             for each in done:
                 yield each.result()
@@ -135,7 +136,7 @@ async def _at_once(
 
 
 class _Run:
-    """A run: its rollouts on the server, and the methods that play missing ones."""
+    """A run: looks up its rollouts on the server, and plays those that are missing."""
 
     def __init__(
         self,
@@ -155,15 +156,15 @@ class _Run:
 
     async def load(self) -> None:
         """Look up the finished and the unfinished rollouts of the run."""
-        judged_ids = {session["session_id"] for passed in (True, False) for session in await self._sessions(passed)}
+        finished_ids = {session["session_id"] for passed in (True, False) for session in await self._sessions(passed)}
         for session in await self._sessions():
             key = session.get("task", ""), session["labels"].get(_LABEL, "")
-            if session["session_id"] in judged_ids and "parent" not in session:
+            if session["session_id"] in finished_ids and "parent" not in session:
                 self._finished[key] = session
             self._unfinished.setdefault(key, []).append(session)
 
     async def _sessions(self, passed: bool | None = None) -> list[Session]:
-        """Return the run's sessions. `passed` selects those with a recorded verdict."""
+        """Return the run's sessions. If `passed` is given, return only sessions whose recorded verdict equals it."""
         sessions: list[Session] = []
         after = ""
         while page := await self._client.list_sessions(labels=self._labels, after=after, limit=_PAGE, passed=passed):
@@ -178,7 +179,7 @@ class _Run:
             return result
         try:
             return replace(result, values=await self._valuer.values(result.session["session_id"]))
-        except Exception as error:  # noqa: BLE001 - the other rollouts go on
+        except Exception as error:  # noqa: BLE001 - the other rollouts continue
             return replace(result, error=error)
 
     async def rollout(self, task: str, number: int) -> RolloutResult:
@@ -191,7 +192,7 @@ class _Run:
             except ReplyError as error:
                 return RolloutResult(task, number, finished, error=error)
             return RolloutResult(task, number, finished, verdict)
-        for session in self._unfinished.get(key, ()):  # these may include forks that `play` created
+        for session in self._unfinished.get(key, ()):  # these can include forks that `play` created
             with suppress(ReplyError):  # the session has expired, or was closed before
                 await self._client.send(closing(session["session_id"]))
         labels, create = {**self._labels, _LABEL: str(number)}, {**self._create}
@@ -202,6 +203,6 @@ class _Run:
             async with self._client.agent(session) as agent:
                 played = await self._play(agent, session)
             verdict = await self._client.evaluate_session(session["session_id"], record=True)
-        except Exception as error:  # noqa: BLE001 - any error: the other rollouts go on
+        except Exception as error:  # noqa: BLE001 - whatever `play` raises, the other rollouts continue
             return RolloutResult(task, number, session, played=played, error=error)
         return RolloutResult(task, number, session, verdict, played)

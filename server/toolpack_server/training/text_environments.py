@@ -1,7 +1,7 @@
 """Environments for trainers that exchange plain text, such as SkyRL-gym and GEM.
 
-This module describes the functions to the model and parses its calls, in the format of Hermes' and Qwen's models. The
-module `environments` plays the rollouts.
+This module describes the functions to the model and parses the model's calls, in the format that Hermes and Qwen models
+use. The module `environments` plays the rollouts.
 """
 
 import copy
@@ -30,12 +30,12 @@ and wait for its result, which comes as <tool_response>. A text without a call i
 
 
 class TextEnvironment:
-    """One task, played by exchanging texts with the model, which writes calls in `<tool_call>` elements.
+    """One task, played by exchanging texts with the model. The model writes calls in `<tool_call>` elements.
 
     Args:
         url: The server's base URL.
         task: The task, as `toolpack/name`.
-        max_turns: Maximum number of texts from the model. After the last one the rollout is truncated.
+        max_turns: Maximum number of texts from the model. After the last text, the rollout is truncated.
         more: Further parameters of `TrainingEnvironment`.
 
     Attributes:
@@ -54,12 +54,13 @@ class TextEnvironment:
         return _GUIDE.format(functions=functions, prompt=prompt)
 
     def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Make all calls in a model's text. If the text has no call, submit it as the answer.
+        """Make all calls in a model's text. If the text contains no call, submit it as the answer.
 
         Returns:
-            As in Gymnasium: the observation (the next text for the model), the reward, terminated (the model answered),
-            truncated, and an info dictionary with `valid` and `failure`. The reward is 0 before the end. If the
-            rollout is invalid, the reward is NaN and `failure` is the reason: leave such a sample out.
+            The five values of Gymnasium's `step`: the observation (the next text for the model), the reward, terminated
+            (the model answered), truncated, and an info dictionary with `valid` and `failure`. The reward is 0 before
+            the end. If the rollout is invalid, the reward is NaN and `failure` is the reason. Leave such a sample out
+            of the training.
         """
         self._turns += 1
         observation, answered, truncated = "", False, self._turns >= self._max_turns
@@ -78,7 +79,7 @@ class TextEnvironment:
         return observation, math.nan if reward is None else reward, answered, truncated and not answered, info
 
     def fork(self) -> Self:
-        """Fork this rollout. Return the fork's environment, which you must close, too."""
+        """Fork this rollout. Return the fork's environment, which you must also close."""
         fork = copy.copy(self)
         fork.environment = self.environment.fork()
         return fork
@@ -88,7 +89,7 @@ class TextEnvironment:
         self.environment.close()
 
     def _result(self, call: str) -> str:
-        """Make one call of a model's text, given as JSON. Return the result or the error, as text for the model."""
+        """Make a call from a model's text, which is JSON. Return the result or the error, as text for the model."""
         try:
             match json.loads(call):
                 case {"name": str(name), "arguments": dict(arguments)}:

@@ -1,1 +1,1 @@
-"""Public API for features in other distributions. Its version is `core.FEATURE_API`."""
+"""Public API for features that other distributions provide. `core.FEATURE_API` is the version of this API."""

@@ -1,6 +1,7 @@
-"""Further public names for features with commands. The module only re-exports, and imports nothing slow.
+"""Further public names for features that add commands.
 
-Every start of the command line imports it, so a slow import would delay all commands.
+This module only re-exports names, and imports nothing slow. It is imported at every start of the command line, so a
+slow import would delay all commands.
 """
 
 from toolpack_server.base.terminal import echo

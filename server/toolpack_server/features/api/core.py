@@ -1,6 +1,6 @@
 """Public names for features that other distributions provide. docs/reference/stability.md says how stable they are.
 
-The server's own features don't use this module: they import each name from the module that defines it.
+The server's own features don't use this module, because they can import each name from the module that defines it.
 """
 
 from toolpack_server.base.errors import (

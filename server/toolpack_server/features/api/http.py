@@ -1,6 +1,6 @@
-"""Further public names for features with HTTP paths. They aren't in `api.core`, which imports no web framework.
+"""Further public names for features that serve HTTP paths.
 
-This module only re-exports.
+This module only re-exports names. They aren't in `api.core`, because that module must not import a web framework.
 """
 
 from toolpack_server.web.endpoints import Gateway

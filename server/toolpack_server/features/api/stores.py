@@ -1,6 +1,6 @@
-"""Further public names for features with a store: the store's interface, and helpers for persistent stores.
+"""Further public names for features that provide a store: the store's interface, and helpers for persistent stores.
 
-The module only re-exports.
+This module only re-exports names.
 """
 
 from toolpack_server.base.after_fork import detach, run_after_fork

@@ -1,6 +1,6 @@
-"""Further public names for features with a kind of volume. The module only re-exports.
+"""Further public names for features that provide a kind of volume, such as databases.
 
-Executors import it, too, so it imports nothing slow.
+This module only re-exports names. Executors also import it, so it imports nothing slow.
 """
 
 from toolpack_server.base.uninterruptible import uninterruptible

@@ -1,1 +1,1 @@
-"""OpenTelemetry: spans and metrics of calls and evaluations, named by the semantic conventions."""
+"""OpenTelemetry: spans and metrics for calls and evaluations, with names from OpenTelemetry's semantic conventions."""

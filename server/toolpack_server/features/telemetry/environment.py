@@ -1,4 +1,4 @@
-"""Reader of the environment variables of OpenTelemetry that select what to export.
+"""Reader of OpenTelemetry's environment variables that select whether to export traces and metrics.
 
 The SDK reads all other variables itself.
 """
@@ -12,7 +12,7 @@ _CAPTURES = {"true", "1", "span_only", "event_only", "span_and_event"}
 
 
 def exported_signals(variables: Mapping[str, str]) -> set[str]:
-    """Return the signals (`TRACES`, `METRICS`) that have an endpoint.
+    """Return the signals (`TRACES`, `METRICS`) for which an endpoint is set.
 
     Raises:
         ValueError: The exporter doesn't support the endpoint or the protocol.
@@ -23,7 +23,7 @@ def exported_signals(variables: Mapping[str, str]) -> set[str]:
 
 
 def _is_exported(signal: str, variables: Mapping[str, str]) -> bool:
-    """Return whether a signal has an endpoint. Variables for the signal take precedence over common ones."""
+    """Return whether an endpoint is set for a signal. Variables of the signal take precedence over common variables."""
 
     def value(name: str) -> str:
         common, specific = f"OTEL_EXPORTER_OTLP_{name}", f"OTEL_EXPORTER_OTLP_{signal}_{name}"
@@ -41,5 +41,5 @@ def _is_exported(signal: str, variables: Mapping[str, str]) -> bool:
 
 
 def captures_content(variables: Mapping[str, str]) -> bool:
-    """Return whether spans may contain arguments and results."""
+    """Return whether spans should contain arguments and results."""
     return variables.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").strip().lower() in _CAPTURES

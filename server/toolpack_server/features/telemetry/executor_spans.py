@@ -1,7 +1,8 @@
-"""Spans that functions create in executors. An executor serialises them as JSON, and its worker exports them.
+"""Spans that functions create in executors, the separate processes that run toolpack code.
 
-An executor doesn't export spans itself, because it may have no network. The worker doesn't trust an executor, so it
-checks each span: a valid span joins the trace of the call, and an invalid span is dropped.
+An executor sends its spans to its worker as JSON, and the worker exports them, because an executor might have no
+network access. The worker doesn't trust executors, so it checks each span. A valid span becomes part of the call's
+trace; an invalid span is dropped.
 """
 
 import contextlib
@@ -36,10 +37,10 @@ class SpanCollector(SpanProcessor):
 
 
 def run_traced(trace: Mapping[str, Any], do: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """Call `do` in an executor, and return its result and the spans that it created, as JSON.
+    """Call `do` in an executor. Return its result, and the spans created during the call, as JSON.
 
     Args:
-        trace: The trace context, with the `traceparent` of the parent span.
+        trace: The trace context. Its `traceparent` names the parent of the spans.
     """
     collector = _collector()
     collector.spans = []
@@ -76,14 +77,14 @@ def _describe(span: Any) -> dict[str, Any]:
 
 
 def read_spans(claims: Any, run: SpanContext, resource: Resource) -> Iterator[ReadableSpan]:
-    """Yield the valid spans in an executor's JSON, as spans of the trace that the span `run` belongs to."""
+    """Yield the valid spans in an executor's JSON. They become spans of the trace of the span `run`."""
     for claim in claims[:MAX_SPANS] if isinstance(claims, list) else ():
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             yield _read_span(claim, run, resource)
 
 
 def _read_span(claim: Mapping[str, Any], run: SpanContext, resource: Resource) -> ReadableSpan:
-    """Convert an executor's JSON to a span. Any exception means that the JSON is invalid."""
+    """Convert an executor's JSON to a span. Invalid JSON raises one of the errors that `read_spans` suppresses."""
     return ReadableSpan(
         encodable(claim["name"]),
         _span_context(claim["span_id"], run),
@@ -119,7 +120,7 @@ def _time(nanoseconds: Any) -> int:
 
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a span's attributes with each value as a number or a short text."""
+    """Return a span's attributes. Numbers stay; any other value is converted to a string and cut."""
     items: Iterable[tuple[Any, Any]] = attributes.items()
     return {encodable(key): value if _is_number(value) else encodable(value) for key, value in items}
 
@@ -129,5 +130,5 @@ def _is_number(value: Any) -> bool:
 
 
 def encodable(value: Any, max_length: int = MAX_TEXT) -> str:
-    """Return a value as text, cut to `max_length`. Lone surrogates, which protobuf can't encode, are replaced."""
+    """Convert a value to a string, cut to `max_length`. Lone surrogates, which protobuf can't encode, are replaced."""
     return str(value)[:max_length].encode("utf-8", "replace").decode()

@@ -20,7 +20,7 @@ def create_tracer(app: App) -> Tracer | None:
         signals = exported_signals(os.environ)
         if not signals:
             return None
-        # The server imports OpenTelemetry only below, so a toolpack has imported it if it is loaded now.
+        # The server itself imports OpenTelemetry only below. If it is loaded already, a toolpack uses it.
         for_toolpacks = "opentelemetry" in sys.modules
         from toolpack_server.features.telemetry.tracer import CallTracer  # noqa: PLC0415 - its imports are optional
 

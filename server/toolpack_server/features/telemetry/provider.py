@@ -1,4 +1,4 @@
-"""Creation of the SDK's tracer provider, in workers and in executors."""
+"""Creation of OpenTelemetry's tracer provider, which creates and numbers spans, in workers and in executors."""
 
 from importlib.metadata import version
 from uuid import uuid4
@@ -15,7 +15,10 @@ NAME = "toolpack-server"
 
 
 class IndependentIds(IdGenerator):
-    """Draws ids from a generator of the server, because Python's shared one also gives functions random numbers."""
+    """Generates ids with the server's own generator.
+
+    Python's global generator isn't used, because functions get their random numbers from it, and ids would change them.
+    """
 
     def generate_span_id(self) -> int:
         return id_numbers.getrandbits(64) or 1
@@ -37,7 +40,10 @@ def create_provider(
 
 
 def create_resource() -> Resource:
-    """Create the description of this worker. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence."""
+    """Create the description of this worker, which all its spans and metrics carry.
+
+    Values in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence.
+    """
     resource = Resource({"service.version": version(NAME), "service.instance.id": str(uuid4())})
     resource = resource.merge(Resource.create())
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):

@@ -1,8 +1,8 @@
 """Exporters and a span queue that never block a call.
 
-A call only puts its spans into the queue, and the SDK's threads send them. Spans that don't fit or can't be sent are
-counted, and logged at most once a minute. Request headers may contain a key, so they are sent only to the configured
-address: redirects aren't followed.
+A call only puts its spans into the queue, and threads of OpenTelemetry's SDK send them. Spans that don't fit into the
+queue or can't be sent are counted as lost, and logged at most once a minute. Redirects aren't followed, because request
+headers might contain a key that only the configured address is allowed to get.
 """
 
 import logging
@@ -24,43 +24,44 @@ from toolpack_server.base.after_fork import run_after_fork
 from toolpack_server.base.logger import log
 from toolpack_server.functions.leftovers import SERVER_THREADS
 
-CLOSE_SECONDS = 2.0  # time limit for the receiver when the server stops
+CLOSE_SECONDS = 2.0  # time limit for sending the remaining spans and metrics when the server stops
 QUIET_SECONDS = 60.0  # min interval between log lines about lost spans
-MAX_QUEUE_SIZE = 2048  # spans; the default in OpenTelemetry's specification
+MAX_QUEUE_SIZE = 2048  # max spans in the queue; the default in OpenTelemetry's specification
 SERVER_THREADS |= {"OtelBatchSpanRecordProcessor", "OtelPeriodicExportingMetricReader"}
-# Silence the exporters' own loggers: they log every attempt, some with the receiver's URL, which may contain a key.
+# Silence the exporters' own loggers, because they log every attempt, some with the receiver's URL, which might contain
+# a key.
 for _name in ("exporter", "sdk._shared_internal", "sdk.metrics._internal.export", "sdk.trace.export"):
     logging.getLogger(f"opentelemetry.{_name}").setLevel(logging.CRITICAL + 1)
 
 
 class LossLog:
-    """Counts lost spans and logs the reasons."""
+    """Counts lost spans, and logs why they were lost."""
 
     def __init__(self) -> None:
         self.lost = 0
         self._logged_at = float("-inf")
         self._logged = 0
 
-    def report(self, why: str) -> None:
-        """Log why spans are lost, at most once a minute."""
+    def report(self, reason: str) -> None:
+        """Log the reason for which spans are lost, at most once a minute."""
         if time.monotonic() - self._logged_at >= QUIET_SECONDS:
-            self._write(why)
+            self._write(reason)
 
     def report_rest(self) -> None:
         """Log, when the server stops, the spans that were lost since the last log line."""
         if self.lost > self._logged:
             self._write("the server stops")
 
-    def _write(self, why: str) -> None:
+    def _write(self, reason: str) -> None:
         self._logged_at, self._logged = time.monotonic(), self.lost
-        log.warning("Telemetry can't be sent: %s; %d spans were lost so far.", why, self.lost)
+        log.warning("Telemetry can't be sent: %s; %d spans were lost so far.", reason, self.lost)
 
 
 class Collector(requests.Session):
-    """HTTP session for requests to the receiver of telemetry. It follows no redirects.
+    """HTTP session for requests to the receiver of telemetry. It doesn't follow redirects.
 
     Attributes:
-        outcome: The outcome of the last request, for the log.
+        outcome: Description of the last request's outcome, for the log.
     """
 
     def __init__(self) -> None:
@@ -68,13 +69,18 @@ class Collector(requests.Session):
         self.outcome = ""
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        """Send a request, and set `outcome`.
+
+        Raises:
+            OSError: The receiver can't be reached, or its response is a redirect.
+        """
         host = urlsplit(str(request.url)).hostname
         try:
             response = super().send(request, **{**options, "allow_redirects": False})
         except OSError as error:
-            # Log only the class of an error of `requests`, because its text has the whole URL.
-            why = type(error).__name__ if isinstance(error, requests.RequestException) else error
-            self.outcome = f"{host}: {why}"
+            # Log only the class of an error of `requests`, because its text contains the whole URL.
+            reason = type(error).__name__ if isinstance(error, requests.RequestException) else error
+            self.outcome = f"{host}: {reason}"
             raise
         self.outcome = f"{host} answers with status {response.status_code}"
         if 300 <= response.status_code < 400:  # noqa: PLR2004 - the exporter would treat a redirect as a success
@@ -83,10 +89,10 @@ class Collector(requests.Session):
 
 
 class SpanExporter(OTLPSpanExporter):
-    """Exports spans, and counts those that are lost.
+    """Exports spans, and counts lost spans.
 
     Attributes:
-        done: The number of spans that were sent or lost.
+        done: Number of spans that were sent or lost. `SpanQueue` computes from it how many spans still wait.
     """
 
     def __init__(self, losses: LossLog) -> None:
@@ -111,7 +117,7 @@ class SpanExporter(OTLPSpanExporter):
 
 
 class MetricExporter(OTLPMetricExporter):
-    """Exports metrics."""
+    """Exports metrics, and logs when they can't be sent."""
 
     def __init__(self, losses: LossLog) -> None:
         self._losses, self._collector = losses, Collector()
@@ -126,7 +132,7 @@ class MetricExporter(OTLPMetricExporter):
 
 
 class SpanQueue(BatchSpanProcessor):
-    """A queue of spans that counts those that don't fit."""
+    """A queue of spans that counts the spans that don't fit."""
 
     def __init__(self, losses: LossLog) -> None:
         self._losses, self._exporter = losses, SpanExporter(losses)
@@ -147,7 +153,7 @@ class SpanQueue(BatchSpanProcessor):
 
 
 def close_all(closing: Sequence[Callable[[], object]]) -> None:
-    """Call blocking functions in parallel threads. Return when all have returned, or after `CLOSE_SECONDS`."""
+    """Call blocking functions in parallel threads. Return when all functions are done, or after `CLOSE_SECONDS`."""
     deadline = time.monotonic() + CLOSE_SECONDS
     threads = [threading.Thread(target=close, name="telemetry", daemon=True) for close in closing]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Tracer that creates OpenTelemetry spans of calls and evaluations, and records their durations as metrics."""
+"""Tracer that creates OpenTelemetry spans for calls and evaluations, and records the durations of calls as metrics."""
 
 import os
 import time
@@ -26,7 +26,7 @@ from toolpack_server.sessions.call_observer import OK, REFUSED
 
 EXECUTOR = "toolpack_server.features.telemetry.executor_spans:run_traced"
 MAX_CONTENT = 16_384  # max characters of the arguments or the result in a span
-BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)  # bucket bounds in the conventions for MCP
+BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)  # bucket bounds from the conventions for MCP
 _NO_ORIGIN = RequestOrigin("", "run_function", None)
 _propagator = TraceContextTextMapPropagator()
 
@@ -36,21 +36,21 @@ class CallSpans(CallTrace):
 
     Attributes:
         span: The span of the call.
-        below: The context in which child spans are created.
-        run: The span of the function's run; None while the call is in the queue.
+        child_context: The context in which child spans of `span` are created.
+        run: The span of the function's run. None: the call is still in the queue.
         began: The time at which the call arrived, in nanoseconds since the epoch.
-        labels: The attributes of the call's metrics.
-        claims: The unchecked spans that the function created in an executor, as JSON.
+        labels: The attributes with which the call's metrics are recorded.
+        claims: The spans that the function created in an executor, as JSON. They aren't checked yet.
     """
 
-    __slots__ = ("_tracer", "began", "below", "claims", "labels", "origin", "run", "span")
+    __slots__ = ("_tracer", "began", "child_context", "claims", "labels", "origin", "run", "span")
 
     def __init__(
         self, tracer: "CallTracer", span: Span, origin: RequestOrigin, labels: dict[str, str], began: int
     ) -> None:
         super().__init__()
         self._tracer = tracer
-        self.span, self.below = span, set_span_in_context(span, Context())
+        self.span, self.child_context = span, set_span_in_context(span, Context())
         self.origin, self.labels, self.began = origin, labels, began
         self.run: Span | None = None
         self.claims: Any = None
@@ -67,10 +67,10 @@ class CallTracer:
     """Traces and measures calls.
 
     Args:
-        functions: The names of all functions. Spans have no other names, because an agent may invent any name.
-        signals: The signals to export.
+        functions: The names of all functions. Other names aren't recorded, because agents can invent any name.
+        signals: The signals to export: `TRACES`, `METRICS` or both.
         in_processes: Whether functions run in executors.
-        for_toolpacks: Whether toolpacks may create spans, which become children of the spans of their calls.
+        for_toolpacks: Whether toolpacks might create spans. Their spans become children of the spans of their calls.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CallTracer:
     ) -> None:
         self._functions = functions
         self._in_processes, self._for_toolpacks = in_processes, for_toolpacks
-        self._captures = captures_content(os.environ)
+        self._captures_content = captures_content(os.environ)
         self._losses = LossLog()
         self._resource = create_resource()
         self._queue = SpanQueue(self._losses) if TRACES in signals else None
@@ -96,7 +96,7 @@ class CallTracer:
         )
 
     def close(self) -> None:
-        """Send the remaining spans and metrics, within `CLOSE_SECONDS`."""
+        """Send the remaining spans and metrics, and wait for this at most `CLOSE_SECONDS`."""
         close_all([self.provider.shutdown, self._metrics.shutdown])
         if self._queue is not None:
             self._losses.lost += self._queue.waiting()
@@ -107,7 +107,7 @@ class CallTracer:
         if function in self._functions:
             labels["gen_ai.tool.name"] = function
         origin, began = request_origin.get() or _NO_ORIGIN, time.time_ns()
-        more = {"gen_ai.tool.call.arguments": _cut(arguments)} if self._captures else {}
+        more = {"gen_ai.tool.call.arguments": _cut(arguments)} if self._captures_content else {}
         span = self._start(origin, session_id, labels.get("gen_ai.tool.name"), began, {**labels, **more})
         return CallSpans(self, span, origin, labels, began)
 
@@ -119,7 +119,7 @@ class CallTracer:
         began: int,
         more: Mapping[str, str] | None = None,
     ) -> Span:
-        """Start the span of a call or an evaluation, as a child of the client's span if the request named it."""
+        """Start the span of a call or an evaluation. If the request named the client's span, it becomes the parent."""
         attributes = {
             **_method(origin),
             "network.transport": "tcp" if request_id.get() else "pipe",
@@ -129,21 +129,21 @@ class CallTracer:
         if origin.id is not None:
             attributes["jsonrpc.request.id"] = encodable(origin.id)
         parent = trace_context.get()
-        above = Context() if parent is None else _propagator.extract(parent.members(), Context())
+        parent_context = Context() if parent is None else _propagator.extract(parent.members(), Context())
         span_name = f"{origin.method} {name}" if name else origin.method
-        return self._tracer.start_span(span_name, above, SpanKind.SERVER, attributes, start_time=began)
+        return self._tracer.start_span(span_name, parent_context, SpanKind.SERVER, attributes, start_time=began)
 
     def start_run(self, trace: CallSpans) -> None:
         """Start the span of a function's run, and make it the parent of the function's own spans."""
-        trace.run = self._tracer.start_span("run", trace.below, start_time=trace.run_began)
+        trace.run = self._tracer.start_span("run", trace.child_context, start_time=trace.run_began)
         if not self._for_toolpacks:
             return
-        within = set_span_in_context(trace.run, Context())
+        run_context = set_span_in_context(trace.run, Context())
         if self._in_processes:
             trace.process_data = process_data = {"by": EXECUTOR}
-            _propagator.inject(process_data, within)
+            _propagator.inject(process_data, run_context)
         else:
-            attach(within)  # needs no detach, because the call's context ends with the call
+            attach(run_context)  # needs no detach, because the context exists only during the call
 
     def end(self, trace: CallTrace, outcome: str, result: bytes | str | None, refusal: BaseException | None) -> None:
         if not isinstance(trace, CallSpans):
@@ -157,13 +157,15 @@ class CallTracer:
             self._mcp_seconds.record(seconds, {**_method(trace.origin), **labels})
         if not span.is_recording():
             return
-        if self._captures and result is not None:
+        if self._captures_content and result is not None:
             span.set_attribute("gen_ai.tool.call.result", _cut(result))
         if trace.run is not None:
-            self._tracer.start_span("queue", trace.below, start_time=trace.began).end(trace.run_began)
+            self._tracer.start_span("queue", trace.child_context, start_time=trace.began).end(trace.run_began)
             trace.run.end(trace.run_ended or ended)
             if trace.commit_began:
-                self._tracer.start_span("commit", trace.below, start_time=trace.commit_began).end(trace.commit_ended)
+                self._tracer.start_span("commit", trace.child_context, start_time=trace.commit_began).end(
+                    trace.commit_ended
+                )
             if trace.claims is not None and self._queue is not None:
                 for each in read_spans(trace.claims, trace.run.get_span_context(), self._resource):
                     self._queue.on_end(each)
@@ -204,17 +206,17 @@ def _method(origin: RequestOrigin) -> dict[str, str]:
 
 
 def _failure(origin: RequestOrigin, outcome: str, refusal: BaseException | None) -> dict[str, str]:
-    """Return the span attributes of a failure. Empty if the call succeeded."""
+    """Return the span attributes of a failure. The result is empty if the call succeeded."""
     if refusal is not None:
         code = str(describe(refusal)[0] if isinstance(refusal, RequestError) else ERROR_INTERNAL_ERROR)
         return {"error.type": code, "rpc.response.status_code": code, "toolpack.outcome": outcome}
     if outcome == OK:
         return {}
-    # The conventions for MCP distinguish a failed tool from a failed request.
+    # For MCP, OpenTelemetry's conventions demand `tool_error` if the tool failed but the request didn't.
     return {"error.type": "tool_error" if origin.protocol == "mcp" else outcome, "toolpack.outcome": outcome}
 
 
 def _cut(content: bytes | str) -> str:
-    """Return arguments or a result as text, cut to `MAX_CONTENT`."""
+    """Convert arguments or a result to a string, cut to `MAX_CONTENT`."""
     text = content if isinstance(content, str) else content[:MAX_CONTENT].decode(errors="ignore")
     return encodable(text, MAX_CONTENT)
