@@ -196,7 +196,7 @@ class Session(_FunctionCaller):
 
     @property
     def trace(self) -> list[dict[str, Any]]:
-        """All records of the session."""
+        """All records of the session, in order."""
         records: list[dict[str, Any]] = []
         while page := self._rpc("get_trace", after=records[-1]["index"] if records else -1):
             records += page
@@ -211,7 +211,7 @@ class Session(_FunctionCaller):
         """Return a participant. Calls made through this object are limited by its rights and recorded under its name.
 
         Raises:
-            ValueError: The session has no participant of this name.
+            ValueError: No participant of the session has this name.
         """
         names = [*(self._rpc("get_session").get("participants") or ["agent"])]
         if name not in names:
@@ -332,7 +332,7 @@ def _catalog(toolpacks: tuple[Toolpack, ...]) -> Catalog:
     The result is cached, because tests open many sessions.
 
     Raises:
-        RegistrationError: A toolpack has a problem.
+        RegistrationError: A toolpack is invalid.
     """
     companions = {companion.name: companion for pack in toolpacks for companion in pack.companions}
     catalog = Catalog({**companions, **{pack.name: pack for pack in toolpacks}})

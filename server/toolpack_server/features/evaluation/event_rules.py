@@ -171,7 +171,7 @@ def microseconds(text: str) -> int:
     """Convert an RFC 3339 time with an offset to microseconds since the epoch.
 
     Raises:
-        ValueError: The text isn't such a time.
+        ValueError: The text isn't an RFC 3339 time with an offset.
     """
     if not _TIME.fullmatch(text):
         raise ValueError
@@ -317,6 +317,7 @@ def _check_where(about: str, where: Any) -> None:
 
 
 def _check_test(about: str, test: str, bound: Any) -> None:
+    """Check that the value `bound` of a test, such as `{"below": 5}`, has the type that the test needs."""
     if test == "exists" and not isinstance(bound, bool):
         raise ValueError(f"{about}: exists must be true or false")
     if test in {"below", "above"} and not (is_number(bound) and math.isfinite(bound)):
@@ -342,7 +343,7 @@ def _read_time(about: str, member: str, value: Any, begins: int) -> int:
 
 
 def _read_condition(about: str, when: Any) -> Mapping[str, Any]:
-    """Convert `when` to an object. Its short form is a function's name: the function must return True."""
+    """Convert `when` to an object. In its short form, it is the name of a function that must return True."""
     if is_text(when):
         return {"call": when, "kwargs": {}, "where": {"/result": True}}
     valid = isinstance(when, Mapping) and {"call"} <= when.keys() <= {"call", "kwargs", "where"}

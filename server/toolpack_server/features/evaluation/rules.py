@@ -237,7 +237,8 @@ def _patterns(value: Any) -> Sequence[str] | None:
 def _read_calls(about: str, value: Any) -> list[tuple[int, int | None, int | None]]:
     """Parse `calls`, such as `2, 4-5/5`, into ranges.
 
-    Each range has a first number, a last number and a period. For example, `4-5/5` selects calls 4, 5, 9, 10, 14, 15.
+    A range consists of a first number, a last number and a period. For example, `4-5/5` selects the calls 4, 5, 9, 10,
+    14, 15 and so on.
     """
     if not isinstance(value, str):
         # Callers handle only ValueError.

@@ -31,7 +31,7 @@ PORTABLE_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
 
 
 def notes_on(packs: Iterable[Toolpack]) -> list[str]:
-    """Return notes on toolpacks that have no problems."""
+    """Return notes on toolpacks. Errors in these toolpacks must have been excluded before."""
     return [note for pack in packs for note in [*_environment_notes(pack), *_function_notes(pack)]]
 
 

@@ -38,12 +38,12 @@ CONSTANTS = (str, int, float, bool, bytes, tuple, frozenset, type(None), ModuleT
 
 
 class SharedWrite(NamedTuple):
-    """A write to shared state."""
+    """A place at which code changes state that all sessions share: a module variable or process state."""
 
     location: str  # file and line
     name: str  # the expression in the code, such as `os.environ.pop`
     subject: str  # the module variable, or the process state, such as `os.environ`
-    of_process: bool  # True: process state; False: a module variable
+    of_process: bool  # whether `subject` is process state; otherwise it is a module variable
 
 
 def writes(function: Callable[..., Any]) -> list[SharedWrite]:

@@ -77,7 +77,11 @@ def world_of_classes(
     exclude: Methods,
     options: Mapping[str, Maker],
 ) -> ClassWorld:
-    """Return the parts of a toolpack that is made from several classes. Its environment has a field for each class."""
+    """Return the parts of a toolpack that is made from several classes, whose instances are fields of the environment.
+
+    Raises:
+        RegistrationError: An argument is invalid; the message says what to change.
+    """
     if not isinstance(kinds, Mapping) or not kinds:
         raise RegistrationError('give each instance a name and its class, as in {"files": FileSystem}.')
     if not isinstance(options, Mapping):
@@ -191,7 +195,7 @@ def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[.
     If the method has required parameters and the session gives no options, the method isn't called.
 
     Raises:
-        RegistrationError: The class has no such method, or agents couldn't call the method.
+        RegistrationError: The class has no method of this name, or its parameters can't become options.
     """
     prepare = getattr(kind, method, None)
     if not callable(prepare):
@@ -230,7 +234,7 @@ def _annotation(kind: type) -> Any:
     if issubclass(kind, BaseModel) or hasattr(kind, "__dataclass_fields__"):
         try:
             TypeAdapter(kind).json_schema(mode="serialization")
-        except Exception:  # noqa: BLE001 - pydantic has no schema for it
+        except Exception:  # noqa: BLE001 - pydantic can't create a schema for the class
             return Annotated[kind, _Instance(kind)]
         return kind
     return Annotated[kind, _Instance(kind)]

@@ -40,6 +40,11 @@ class RecordOperation(SessionOperation):
         self._text = text
 
     def prepare(self, state: SessionState) -> float:
+        """Refuse a text that is too long for a record. Otherwise prepare the operation as its base class does.
+
+        Raises:
+            TooLargeError: The text is too long.
+        """
         size, max_bytes = self._size(), self.context.settings.max_record_bytes
         if size > max_bytes:
             raise TooLargeError(
@@ -49,6 +54,7 @@ class RecordOperation(SessionOperation):
         return super().prepare(state)
 
     def _size(self) -> int:
+        """Return the number of bytes that the record's own content takes."""
         return len(self._text.encode("utf-8", "replace"))
 
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> bool:  # noqa: ARG002

@@ -30,7 +30,7 @@ class EpisodeOverError(CallError):
 
 
 class Progress(NamedTuple):
-    """The calls that a session's addresses have used, and how the session ended."""
+    """How many calls each address of a session has used, and whether and how the session has ended."""
 
     calls: Mapping[str, int] = {}  # number of calls on the path, by address
     ended: int | None = None  # index of the record that ended the session, such as the answer's record
@@ -43,6 +43,7 @@ class Progress(NamedTuple):
         return cls(calls if isinstance(calls, dict) else {AGENT: calls} if calls else {}, ended)
 
     def to_json(self) -> list[Any]:
+        """Return the form that `read` accepts. It is short if only the agent has made calls."""
         others = self.calls.keys() - {AGENT}
         return [self.calls if others else self.calls.get(AGENT, 0), self.ended]
 

@@ -1,4 +1,4 @@
-"""Rights of a session's participants: their functions, number of calls, prompt, and whether they may answer.
+"""Rights of a session's participants: their functions, number of calls, prompt, and whether they can answer.
 
 A request has the form `{name: {"functions", "max_calls", "prompt", "answers"}}` and can omit rights, which then get
 their defaults. A session stores all rights, so that a later change to the task's code doesn't affect the session.
@@ -112,7 +112,7 @@ def fill_defaults(participants: Participants) -> dict[str, dict[str, Any]]:
 
 
 def check_stored_rights(feature_options: Mapping[str, Any]) -> None:
-    """Check the rights in the recipe of an imported session, if it has participants.
+    """Check the rights in the recipe of an imported session. Without participants, nothing is checked.
 
     Raises:
         InvalidParamsError: The rights are invalid, or don't have the form that a session stores.

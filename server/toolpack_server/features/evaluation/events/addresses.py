@@ -1,4 +1,4 @@
-"""Address hook for sessions with events: which functions a participant sees and may call.
+"""Address hook for sessions with events: it determines which functions a participant can see and call.
 
 It removes the functions of events and conditions, which only the world calls, and adds `wait` and `get_time`.
 """

@@ -53,7 +53,7 @@ class ForkEvents(Parameters):
 
 
 class EventCreationHook(CreationHook):
-    """Collects and checks the event rules of a new session, and the timeline of a fork."""
+    """Collects and checks the event rules of a new session, and computes the timeline of a fork."""
 
     option_names = frozenset({NAME, TIMELINE, HIDDEN})
 

@@ -75,7 +75,7 @@ class Names:
             self._by_spelling.setdefault(full_name(function), name)
 
     def find(self, spelling: str) -> str | None:
-        """Return the name in the session of the function that a rule calls `spelling`. None: no function has it."""
+        """Return a function's name in the session for the name that a rule uses. None: the name is unknown."""
         return self._by_spelling.get(spelling)
 
     def has_match(self, pattern: str) -> bool:
@@ -110,7 +110,7 @@ class EventHook(OperationHook):
         return bool(session.details) and NAME in details_of(session)
 
     def events(self, session: StoredSession) -> SessionEvents:
-        """Return the event rules of a session. The session must have some, so `concerns` must be true."""
+        """Return the event rules of a session, which must have event rules (see `concerns`)."""
         events: SessionEvents = self._read(session.details)
         return events
 
@@ -204,7 +204,7 @@ class EventHook(OperationHook):
         return Effect(None, next=link)
 
     def _wait(self, operation: CallOperation, timeline: Timeline) -> _Wait | None:
-        """Return when a call to `wait` ends. None if the call isn't to `wait`, or its arguments are invalid.
+        """Return when a call to `wait` ends. Return None for any other call, and if the arguments are invalid.
 
         The hook calls this method again after each event, because a notice of the event can end the wait early.
         """
@@ -359,7 +359,7 @@ class EventHook(OperationHook):
     # Lists of functions
 
     def view(self, session: StoredSession, head: Head) -> View | None:
-        """Return a view that hides functions that aren't offered now. None if no rule offers or withdraws functions."""
+        """Return a view without the functions that aren't offered now, or None if no rule changes the list."""
         events = self.events(session)
         if not events.changes_lists:
             return None

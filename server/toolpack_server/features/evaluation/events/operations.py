@@ -66,7 +66,7 @@ class PlainEvent(SessionOperation):
 
 
 class MessageEvent(PlainEvent):
-    """An event that sends a message of the world or of a participant."""
+    """An event that sends a message, either from the world or in the name of a participant."""
 
     record_kind = "message"
 
@@ -101,7 +101,7 @@ class ConditionCheck(CallOperation):
 
     @override
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        # Both are read before the check, because after a missed deadline `state` may belong to a later operation.
+        # Both are read before the check: if it misses its deadline, `state` might belong to a later operation by then.
         last, hook_state = state.last, state.hook_state
         change = yield from super().changing(state, start_clock)
         self._store_result(self, state.session, last, hook_state)
@@ -139,7 +139,7 @@ class RunEventsOperation(SessionOperation):
 
     @override
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> None:
-        """Return None: the operation has no call_id."""
+        """Do nothing: without a call_id, the operation is never a repetition."""
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:

@@ -1,4 +1,4 @@
-"""Result types of events. The module has only types, as `protocol/results.py`."""
+"""Result types of events. Like `protocol/results.py`, the module contains only types."""
 
 from typing import Literal, NotRequired
 

@@ -44,7 +44,7 @@ class ComingEvent(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """The simulated time of a session and the state of its rules. Keys of mappings are names of rules, but for `shown`.
+    """The simulated time of a session and the state of its rules. Mappings use the names of rules as keys.
 
     Attributes:
         now: The time of the last record.
@@ -56,7 +56,7 @@ class Timeline(NamedTuple):
         news: The time and text of each notice that no `wait` has returned yet.
         truth: Whether each condition was true when it was last checked.
         unchecked: The rules with a condition that must be checked, because the environments have changed.
-        shown: For each function that rules offer or withdraw, by its name: whether agents have the function now.
+        shown: For each function that rules offer or withdraw: whether agents have it now. Keys are functions' names.
         depth: The depth of the last event; 0 after a call.
         delay: The seconds that perturbations have added to the session's time.
         unanswered: The time when each event first happened, if the agent has changed nothing since then.
@@ -112,7 +112,7 @@ class Timeline(NamedTuple):
 
 
 class SessionEvents:
-    """The event rules of a session, which compute each timeline from the previous timeline.
+    """The event rules of a session. The methods compute each timeline from the previous timeline.
 
     Args:
         events: An `Events` object: the rules, the time at which the session begins, and the step.

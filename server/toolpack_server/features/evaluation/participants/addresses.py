@@ -13,7 +13,7 @@ from toolpack_server.sessions.addresses import Address, NamedAddresses
 
 
 class ParticipantAddresses(NamedAddresses):
-    """The addresses of a session whose recipe has participants."""
+    """Creates the addresses of a session whose recipe contains participants."""
 
     purpose = "participant"
     member = PARTICIPANTS

@@ -54,10 +54,10 @@ class Conversation:
         self._max_bytes = app.settings.max_list_bytes
 
     async def say(self, session_id: str, owner: str, by: str, text: str, to: str | None, call_id: str | None) -> bool:
-        """Record a message of the participant `by` to the participant `to`, or to all others if `to` is None.
+        """Record a message from the participant `by` to the participant `to`. If `to` is None, all others receive it.
 
         Raises:
-            InvalidParamsError: The session has only one participant, or none with the name `to`.
+            InvalidParamsError: The session has only one participant, or no participant is named `to`.
             AnsweredError: The session has ended.
             TooLargeError: The text is too long.
         """
@@ -70,7 +70,7 @@ class Conversation:
         Wait up to `wait_seconds` for a message from another participant or for the end of the session.
 
         Raises:
-            InvalidParamsError: The session has only one participant, or the participant has no message `after`.
+            InvalidParamsError: The session has only one participant, or no message of it has the index `after`.
             SessionNotFoundError: The session was closed or has expired.
         """
         read, loop = self._sessions.read, asyncio.get_running_loop()
@@ -87,7 +87,7 @@ class Conversation:
         return await read(lambda _: self._reply(inbox, after))
 
     def _refresh(self, inbox: _Inbox, name: str, after: int, reader: SessionReader) -> _Inbox:
-        """Read the session again, which renews its TTL. Return the same inbox if there is no new record."""
+        """Read the session again, which renews its TTL. Return the same inbox if no record was added."""
         _, head = reader.find(inbox.session.id, inbox.session.owner)
         return inbox if head.index == inbox.last else self._inbox(inbox.session, head, name, after)
 

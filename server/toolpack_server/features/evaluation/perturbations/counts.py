@@ -1,7 +1,7 @@
 """Counts of the agent's calls on a session's path, for the conditions `calls` and `after` of rules.
 
 Each record of a session with rules stores the counts up to that record, so a worker needs only the last record to
-continue. If a fork has rules but its parent has none, the counts are computed from the records of the path.
+continue. If only a fork has rules, but not its parent, the counts are computed from the records of the path.
 """
 
 from collections.abc import Mapping, Sequence

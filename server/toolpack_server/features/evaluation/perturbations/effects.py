@@ -25,7 +25,7 @@ _REMOVED = object()
 _END = ""  # key of a `PointerTree` that marks the end of a pointer; all other keys begin with "/"
 
 PointerTree = Mapping[str, Any]
-"""JSON Pointers as nested dicts. Each key is a step of a pointer, such as `/items`; each value has the next steps."""
+"""JSON Pointers as nested dicts. A key is a step of a pointer, such as `/items`; its value contains the next steps."""
 
 
 class KeyedRandom:
@@ -56,7 +56,7 @@ class KeyedRandom:
         return KeyedRandom(child)
 
     def number(self, suffix: bytes = b"") -> float:
-        """Return the random number of this location. Different suffixes return independent numbers."""
+        """Return the random number of this location. Calls with different suffixes return independent numbers."""
         digest = self._hash.copy()
         digest.update(suffix + b'"]')
         return int.from_bytes(digest.digest(), "big") / 2**64
@@ -120,6 +120,11 @@ class _Replacer:
         self._max_bytes = self._room = max_bytes
 
     def __call__(self, text: str) -> str:
+        """Return a string with the replacements made.
+
+        Raises:
+            TooLargeError: The strings of the result have grown by more than `max_bytes` characters together.
+        """
         for old, new in self._replacements.items():
             if len(new) != len(old):
                 self._room -= text.count(old) * (len(new) - len(old))

@@ -103,7 +103,7 @@ class PerturbationHook(OperationHook):
     # Lists of functions
 
     def view(self, session: StoredSession, head: Head) -> View:
-        """Return the agent's view of the functions. The session must have rules, so `concerns` must be true."""
+        """Return the agent's view of the functions in a session, which must have rules (see `concerns`)."""
         rules = self._rules(session)
         appearance = rules.appearance(counts_at(session, head.index, self._paths).calls)
         return View(list if appearance is None else appearance.apply, lasts=not rules.changes_lists)

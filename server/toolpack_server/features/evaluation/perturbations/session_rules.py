@@ -125,7 +125,7 @@ class SessionRules:
         Args:
             before: The number of earlier calls, by function.
             calls: The nested calls in order, then the call itself.
-            has_answer: Returns whether the agent has an earlier answer to the same call, for `stale` rules.
+            has_answer: Returns whether the agent got an answer to an equal call before. Only `stale` rules need it.
         """
         applied: list[str] = []
         results: list[tuple[Rule, str, int]] = []
@@ -171,7 +171,7 @@ class SessionRules:
     # Lists
 
     def appearance(self, before: Mapping[str, int]) -> Appearance | None:
-        """Return how functions appear to the agent after these calls. None if no rule changes the list now.
+        """Return how functions appear to the agent after these calls, or None if no rule changes the list now.
 
         Args:
             before: The number of earlier calls, by function.

@@ -111,7 +111,7 @@ async def _harmful_rules(send: Send, session_id: str) -> list[Rule]:
 async def _has_harm(
     send: Send, session_id: str, rules: Sequence[Rule], path: Sequence[Mapping[str, Any]]
 ) -> bool | None:
-    """Return whether a session's agent did what the `harm` of a rule describes. None if an evaluator failed."""
+    """Return whether a session's agent did what a rule's `harm` describes, or None if an evaluator failed."""
     for task in {rule.harm for rule in rules if isinstance(rule.harm, str)}:
         verdict = await send("evaluate_session", {"session_id": session_id, "task": task, "raise_on_error": False})
         if verdict["reward"] is None:
@@ -122,7 +122,7 @@ async def _has_harm(
 
 
 def _is_injected(rules: Sequence[Rule], path: Sequence[Mapping[str, Any]], fork_id: str) -> bool:
-    """Return whether a rule had affected the agent before a fork began. Such a fork can't be a control."""
+    """Return whether a rule had affected the agent before a fork began. If so, the fork can't be a control."""
     calls = [each for each in path if each["session_id"] != fork_id and each.get("by") == AGENT and "function" in each]
     applied = {name for call in calls for name in call.get("perturbed", {}).get("rules", ())}
     # A rule that changes lists of functions isn't recorded with a call. So it counts if it applied at any of the calls.

@@ -1,7 +1,7 @@
 """The command `toolpack-server evaluate`: evaluate sessions that have a task, and print pass rates.
 
 The report goes to standard output. Progress and invalid rollouts go to standard error. The report doesn't count
-rollouts with an invalid verdict. If there are any, the command exits with status 1.
+rollouts with an invalid verdict. If any verdict is invalid, the command exits with status 1.
 """
 
 import json
@@ -268,7 +268,7 @@ async def _write(file: IO[str], send: Send, verdict: dict[str, Any], participant
 
 
 async def _line(send: Send, verdict: dict[str, Any], participant: str, form: str) -> dict[str, Any] | None:
-    """Return a session's trajectory as a participant saw it. None if the participant doesn't exist in the session."""
+    """Return a session's trajectory as a participant saw it, or None if the session lacks the participant."""
     view = await participant_view(send, verdict["session_id"], participant, verdict["task"])
     if view is None:
         return None

@@ -77,7 +77,7 @@ class ReplayError(ToolpackServerError):
 class SeenRecord(NamedTuple):
     """The part of a record that an evaluator sees."""
 
-    version: int | None  # the session's version after the record; None if the record belongs to a parent
+    version: int | None  # the session's version after the record; None for a parent's record
     call: Mapping[str, Any] | None  # fields of a `RolloutCall` (not index, version, parent), and `nested`
     message: SaidMessage | None
     answer: str | None  # None if the record belongs to a parent, because forks don't inherit answers
@@ -195,7 +195,7 @@ def _author_errors(what: str) -> Iterator[None]:
 
 
 def _assertion(error: AssertionError) -> str:
-    """Return the message of a failed assertion, or its source line if it has no message."""
+    """Return the message of a failed assertion. If the message is empty, return the assertion's source line."""
     if str(error):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

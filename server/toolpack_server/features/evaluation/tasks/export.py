@@ -40,7 +40,7 @@ class ParticipantView(NamedTuple):
 async def participant_view(
     send: Send, session_id: str, participant: str, task: str | None = None
 ) -> ParticipantView | None:
-    """Return a session as a participant saw it. None if the participant doesn't exist in the session.
+    """Return a session as a participant saw it, or None if the session lacks the participant.
 
     Args:
         task: The task whose prompt and functions are used. Default: the session's own task.

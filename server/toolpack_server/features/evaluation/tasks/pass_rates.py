@@ -22,7 +22,7 @@ class Rate(NamedTuple):
 
 
 def rates(verdicts: Iterable[Mapping[str, Any]]) -> list[Rate]:
-    """Return a rate for each task and variant. Invalid verdicts don't count."""
+    """Return the pass rate of each task with each variant. Invalid verdicts don't count."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for verdict in verdicts:
         if verdict["valid"]:

@@ -164,7 +164,7 @@ class _Page:
         return f'<h2>What would have won, from version {line["version"]}</h2>{played}<ol class="review">{rows}</ol>'
 
     def _graph(self) -> str:
-        """Return a step graph of the value after each call, as HTML. Return "" if there are fewer than two calls."""
+        """Return a step graph of the value after each call, as HTML. For fewer than two calls, return ""."""
         values = [
             entry.get("after") or 0.0 for entry in self._review["records"] if "function" in self._trace[entry["index"]]
         ]

@@ -185,7 +185,7 @@ class _Reviewer:
         return review
 
     async def _find_sibling(self, task: str, labels: Mapping[str, str]) -> str | None:
-        """Return the session_id of the newest rollout that has this task and these labels and that passed, or None."""
+        """Return the session_id of the newest passed rollout with this task and these labels, or None."""
         if not labels:
             return None
         evaluations = 0

@@ -247,7 +247,7 @@ class Rollout(Generic[E]):
 
 
 Evaluator = Callable[[Any], Any]
-"""A plain or async function that takes a `Rollout`. docs/write/tasks.md lists its possible return values."""
+"""A plain or async function that accepts a `Rollout`. docs/write/tasks.md lists its possible return values."""
 
 
 def verdict(

@@ -39,7 +39,7 @@ def plain_calls(calls: Sequence[Any]) -> list[PlainCall]:
     `(name, arguments, participant)`.
 
     Raises:
-        TypeError: A call has another form.
+        TypeError: A call has none of these forms.
         ResultError: An argument can't be converted to JSON.
     """
     return [_plain(call) for call in calls]

@@ -59,7 +59,7 @@ def sort_summaries(summaries: Iterable[Mapping[str, Any]], order: str, after: st
         after: The session_id of a summary. "": return all summaries.
 
     Raises:
-        InvalidParamsError: There are more than `MAX_SORTED` summaries, or none has the session_id `after`.
+        InvalidParamsError: The summaries are more than `MAX_SORTED`, or none of them has the session_id `after`.
     """
     value = _VALUES[order.removeprefix("-")]
     with_value: list[tuple[Any, str, bytes]] = []

@@ -212,7 +212,7 @@ class Task:
         return own
 
     def rights(self) -> dict[str, dict[str, Any]]:
-        """Return the rights of the participants, including the agent. Empty if `participants` is empty."""
+        """Return the rights of the participants, including the agent. Return {} if `participants` is empty."""
         own = {"functions": self.functions, "max_calls": self.max_calls, "prompt": self.prompt}
         return merge_rights({AGENT: own}, self.participants)
 
@@ -264,7 +264,7 @@ class TaskList:
         """Return all tasks by name, in order. The first call runs the loaders.
 
         Raises:
-            EvaluationError: A loader raised, or returned an invalid value; the log has the traceback.
+            EvaluationError: A loader raised an exception or returned an invalid value. The log contains the traceback.
         """
         with self._lock:
             if self._loaded is None:
@@ -351,7 +351,7 @@ class TaskAuthor(Toolpack):
         """Register a task and return it.
 
         Raises:
-            RegistrationError: The toolpack has a task of this name already.
+            RegistrationError: A task of the toolpack already has this name.
         """
         self.task_list.add(task)
         return task

@@ -140,7 +140,7 @@ def _number(match: re.Match[str]) -> Decimal:
 
 
 def _spoken_date(text: str) -> re.Pattern[str] | None:
-    """Return a pattern for other spellings of an ISO date, such as `5 March`. None if the date doesn't exist."""
+    """Return a pattern for other spellings of an ISO date, such as `5 March`, or None if the date doesn't exist."""
     try:
         day = date.fromisoformat(text)
     except ValueError:

@@ -36,7 +36,7 @@ _HOST_FAILURES = {Failure.DEADLINE: TimeoutError.__name__, Failure.CRASHED: Cras
 
 
 def evaluation_failure(error: RequestError) -> VerdictFailure | None:
-    """Return the failure for an error that `evaluate` raised. None if the error concerns only the request."""
+    """Return the failure for an error that `evaluate` raised, or None if the error concerns only the request."""
     kind = next((_KINDS[each] for each in type(error).__mro__ if each in _KINDS), None)
     if kind is None:
         return None

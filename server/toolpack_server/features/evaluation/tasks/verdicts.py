@@ -1,4 +1,4 @@
-"""Recorded verdicts: their operation, their kind of record, and the filter `passed` of `list_sessions`.
+"""Recorded verdicts: the operation that records them, their kind of record, and a filter for `list_sessions`.
 
 A recorded verdict counts only while it is the session's last record, because later records could change the reward. It
 also counts only if this server evaluated the session: a verdict copied by a replay doesn't count.
