@@ -145,7 +145,7 @@ class CallLog:
 
 
 class _Handler(logging.Handler):
-    """Handler of Python's logging that writes lines in the server's form. Lines of events are collected first."""
+    """Handler of Python's logging that writes lines in the server's form. It writes lines of events together."""
 
     def __init__(self, style: Style) -> None:
         super().__init__()

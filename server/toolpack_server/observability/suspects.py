@@ -67,7 +67,7 @@ class Suspects:
             alone: The result of `begin`.
             forget: Whether to reset the suspect's count.
         """
-        if alone:
+        if alone:  # then `begin` has acquired the lock
             self._alone.release()
         calls = self._calls.tolist()
         if call in calls:

@@ -60,7 +60,7 @@ def _collector() -> SpanCollector:
 
 
 def _describe(span: Any) -> dict[str, Any]:
-    """Return a span as JSON."""
+    """Convert a span to a JSON object, which `_read_span` converts back."""
     return {
         "name": encodable(span.name),
         "scope": span.instrumentation_scope.name if span.instrumentation_scope else "",

@@ -79,6 +79,7 @@ class _WriteSearch:
         self._function = function
         self._tree = tree
         nodes = [*ast.walk(tree)]
+        # Names that the function declares with `global`: an assignment to them changes the module variable.
         self._global = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
         names = [node for node in nodes if isinstance(node, ast.Name)]
         self.local = {node.id for node in names if isinstance(node.ctx, ast.Store | ast.Del)} - self._global

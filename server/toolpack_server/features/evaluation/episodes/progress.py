@@ -213,7 +213,7 @@ class Episodes(OperationHook):
             return f"{ending}, so no further call is run."
         max_calls = address.max_calls
         if max_calls is not None and progress.calls.get(address.name, 0) >= max_calls:
-            if not address.answers:
+            if not address.answers:  # this participant can't submit an answer, so the message doesn't suggest it
                 return f"all {max_calls} of your calls are used, so no further one is run."
             return f"all {max_calls} calls of the task are used, so no further one is run: submit an answer."
         return None

@@ -68,7 +68,7 @@ class EventAuthor(Toolpack):
         return set()
 
     def event(self, **rule: Any) -> Callable[[Plain], Plain]:
-        """Register the decorated function as an event, which the world calls by a rule. Return the function unchanged.
+        """Register the decorated function as an event: the world calls it when its rule says so. Return it unchanged.
 
         The arguments are the fields of the rule, which docs/write/moving.md lists. `do` isn't among them, because the
         event calls this function. The default of `name` is the function's name.

@@ -264,9 +264,7 @@ class PerturbationHook(OperationHook):
             answer = replace(real, result=None, failure=_failure(decision.lost.value))
             names.append(decision.lost.name)
         elif matched.run and real.failure is None:
-            if (
-                plan.compares and decision.results
-            ):  # the read-only check has replaced the call's deadline, so start it again
+            if plan.compares and decision.results:  # restart the deadline that the read-only check has replaced
                 matched.start_clock(plan.timeout_seconds, plan.own_timeout_seconds)
             answer, result_rules = self._apply_result_rules(decision, real, self._rules(state.session).seed)
             names += result_rules

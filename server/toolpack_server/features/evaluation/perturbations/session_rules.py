@@ -99,8 +99,8 @@ class SessionRules:
         renamed: Sequence[str] = [*rule.value] if rule.effect == "rename" and rule.value is not True else ()
         harmful = rule.harmful_functions
         for pattern in [*(rule.functions or ()), *(rule.after or ()), *harmful, *renamed]:
-            only = Rule(rule.name, rule.effect, rule.value, [pattern])
-            if not any(map(only.names, self._functions.spellings.values())):
+            pattern_rule = Rule(rule.name, rule.effect, rule.value, [pattern])  # the rule with only this pattern
+            if not any(map(pattern_rule.names, self._functions.spellings.values())):
                 return pattern
         return None
 

@@ -247,9 +247,8 @@ def _calls(
     time = None if at is None else _time(at)
     outer = RolloutCall(index=index, version=version, at=time, **call)
     calls: dict[int, RolloutCall] = {}
-    for number, each in reversed(
-        [*enumerate(nested)]
-    ):  # reversed, because a parent comes after its arguments but must be built before them
+    # Reversed, because a parent comes after its arguments but must be built before them.
+    for number, each in reversed([*enumerate(nested)]):
         parent = calls[each["parent"]] if "parent" in each else outer
         own = {name: each[name] for name in ("function", "kwargs", "result", "error")}
         calls[number] = RolloutCall(index=index, version=version, by=outer.by, parent=parent, at=time, **own)

@@ -59,7 +59,7 @@ class RunsPage:
     Args:
         send: Sends a request to the server, or to the service in this process.
         labels: The labels by which the sessions were selected.
-        url: The server's URL, for links to its console. None for a service in this process.
+        url: The server's URL, for links to its console. None: the service runs in this process, so there are no links.
     """
 
     def __init__(self, send: Send, labels: Mapping[str, str], url: str | None) -> None:
@@ -87,7 +87,7 @@ class RunsPage:
         ]
 
     async def html(self, verified: str | None = None) -> str:
-        """Return the text of the file.
+        """Return the HTML file as a string.
 
         Args:
             verified: A sentence about the verification, which the page shows if the sessions were replayed from a
@@ -152,5 +152,5 @@ def bundle_script(entry: Path) -> str:
 
 
 def content_hash(text: str) -> str:
-    """Return the source of a Content-Security-Policy that allows a script or style sheet with this text."""
+    """Return the expression with which a Content-Security-Policy allows the script or style sheet `text`."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

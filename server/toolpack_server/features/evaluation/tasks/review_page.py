@@ -65,12 +65,12 @@ better agent may know another way.</p>
 
 
 async def review_html(send: Send, session_id: str, url: str | None) -> str:
-    """Return the text of the file.
+    """Review a rollout, and return the HTML file that shows the review.
 
     Args:
         send: Sends a request to the server, or to the service in this process.
         session_id: The session of the rollout.
-        url: The server's URL, for links to its console. None for a service in this process.
+        url: The server's URL, for links to its console. None: the service runs in this process, so there are no links.
     """
     review: Review = await send("review_session", {"session_id": session_id, "record": True})
     trace = {record["index"]: record for record in await whole_trace(send, session_id, path=False)}

@@ -351,6 +351,7 @@ class Tasks:
         at = head.version if version is None else version
 
         def solve() -> Solution:
+            # A solution depends only on the initial environment, so it gets the evidence of version 0.
             solution = self._context.run(SolveTask(name, self.evidence(heavy, session, head, 0, None)[0]))
             path = self.evidence(heavy, session, head, at, None)[0].path
             calls = match_solution([each.call for each in path], solution["calls"])

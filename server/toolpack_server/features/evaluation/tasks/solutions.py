@@ -27,7 +27,7 @@ PlainCall = tuple[str, dict[str, Any], str]
 
 
 def solution_calls(task: Any, initial: Any) -> list[PlainCall]:
-    """Return the calls of a task's solution for an initial environment."""
+    """Return a task's solution as calls. If the solution is a function, call it with the initial environment."""
     solution = task.solution
     return plain_calls(solution(initial) if callable(solution) else solution or ())
 

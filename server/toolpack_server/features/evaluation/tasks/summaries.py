@@ -37,15 +37,7 @@ _PAGE_RECORDS = 200
 _PAGE_BYTES = 2**20
 _MAX_SECONDS = 0.5  # time limit of a page without evaluation
 _Page = tuple[list[SessionSummary], str | None]  # summaries, and the session_id after which the next page begins
-_UNSEARCHED_FIELDS = {
-    "index",
-    "kind",
-    "version",
-    "state",
-    "started_at",
-    "duration_ms",
-    "path_index",
-}  # fields of records
+_UNSEARCHED_FIELDS = {"index", "kind", "version", "state", "started_at", "duration_ms", "path_index"}
 
 
 class Summaries:
@@ -83,10 +75,10 @@ class Summaries:
         by_record = order.removeprefix("-") in BY_RECORDS
 
         def read() -> tuple[list[SessionSummary], int, int]:
-            listed = self._summaries(query, text) if by_record else self._all(query, text)
-            texts, total = sort_summaries(listed, order, query.after)
-            read = map(loads, texts[: query.limit])
-            summaries = read if by_record else filter(None, (self._summary(session, "") for session in read))
+            unsorted = self._summaries(query, text) if by_record else self._all(query, text)
+            texts, total = sort_summaries(unsorted, order, query.after)
+            entries = map(loads, texts[: query.limit])
+            summaries = entries if by_record else filter(None, (self._summary(outline, "") for outline in entries))
             return fitting(summaries, lambda each: len(dumps(each)), self._settings.max_list_bytes), len(texts), total
 
         page, left, total = await self._compute(read, query)

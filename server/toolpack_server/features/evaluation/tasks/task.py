@@ -187,7 +187,8 @@ class Task:
         except InvalidParamsError as error:
             return str(error).rstrip(".")
         except (TypeError, ResultError):
-            return None  # an invalid call is reported when the solution is used, like those of a function
+            # An invalid call is reported only when the solution is used, because a solution can also be a function.
+            return None
         return None
 
     def own(self) -> Self:
