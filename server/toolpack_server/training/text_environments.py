@@ -79,7 +79,7 @@ class TextEnvironment:
         return observation, math.nan if reward is None else reward, answered, truncated and not answered, info
 
     def fork(self) -> Self:
-        """Fork this rollout. Return the fork's environment, which you must also close."""
+        """Fork this rollout at its present state. Return the fork's environment, which you must also close."""
         fork = copy.copy(self)
         fork.environment = self.environment.fork()
         return fork

@@ -46,7 +46,7 @@ def create_resource() -> Resource:
     """
     resource = Resource({"service.version": version(NAME), "service.instance.id": str(uuid4())})
     resource = resource.merge(Resource.create())
-    # The SDK sets this name if the variables contain none.
+    # The SDK sets this name if neither variable contains a name.
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": NAME}))
     return resource

@@ -21,7 +21,7 @@ from toolpack_server.sessions.reader import SessionReader
 from toolpack_server.stores.base import Head, StoredSession
 from toolpack_server.stores.history import fitting
 
-# Other workers may add messages to a store that workers share, so a waiting participant reads it again and again.
+# Another worker can add a message to a shared store without waking the waiters of this worker. So `listen` polls it.
 FIRST_POLL_SECONDS = 0.05  # first delay between two reads; it doubles each time
 MAX_POLL_SECONDS = 1.0  # max delay
 
@@ -30,7 +30,7 @@ class _Inbox(NamedTuple):
     """The result of reading a participant's messages after the index that `listen` got."""
 
     session: StoredSession
-    last: int  # index of the session's last record
+    last: int  # index of the session's last record when it was read
     new: Sequence[PathMessage]
     done: bool  # whether the session has ended
 

@@ -19,7 +19,7 @@ from toolpack_server.jsonio.strict import dumps
 FIXED_IN_CONTENT = frozenset({"type", "data", "blob", "mimeType", "uri"})
 """Fields that define the type and data of MCP's content blocks. Effects never change these fields."""
 
-MAX_DIGITS = 10  # a list index in a JSON Pointer has fewer digits
+MAX_DIGITS = 10  # a step of a JSON Pointer with this many digits or more can't be a list index
 
 _REMOVED = object()
 _END = ""  # key of a `PointerTree` that marks the end of a pointer; all other keys begin with "/"

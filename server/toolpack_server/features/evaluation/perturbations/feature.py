@@ -17,7 +17,7 @@ from toolpack_server.wiring.feature import Feature
 class PerturbationsFeature(Feature):
     name = "perturbations"
     after = ("episodes", "tasks", "replay")
-    record_kinds = (PerturbedCallKind,)  # replaces the core's kind of calls
+    record_kinds = (PerturbedCallKind,)  # replaces the core's record kind of calls
     creation_hooks = (PerturbationCreationHook,)
     parameters = {CreateSession: PerturbationParameters, ForkSession: ForkPerturbations}
     results = {Session: SessionPerturbations, CallRecord: CallPerturbed}
