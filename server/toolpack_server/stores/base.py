@@ -1,19 +1,21 @@
 """Protocol of a session store: its rows and its methods.
 
-A store has rows and bytes. It doesn't interpret snapshots or records. Its methods are called from several threads, may
-block, and are atomic. All stores pass one contract test.
+A store holds rows and bytes. It doesn't interpret snapshots or records. Its methods are atomic, can block, and are
+called from several threads. All stores pass the same contract test.
 
-A session's environment is stored in *parts*. The content of a part is a *blob*, which is written once and then referred
-to by its id. A commit stores blobs only for the parts that it changes. So a part's content at version *v* is its newest
-blob from version *v* or an earlier one. A fork stores only references. A blob is deleted with the last reference to it.
+A session's environment is stored in *parts*, which are groups of its fields. The content of a part is a *blob*, which
+is written once and then referred to by its id. A commit stores blobs only for the parts that it changes. So a part's
+content at version *v* is its newest blob from version *v* or an earlier version. A fork stores only references to
+blobs. A blob is deleted with the last reference to it.
 
 A fork refers to its parent's records up to the fork point, and to all data that the parent refers to. So a session
 that is deleted while it has forks is *kept* for these forks. A kept session is hidden, but `ancestor`, `records` and
-`parts_at` still return its data, and its bytes still count for its owner. It is deleted with its last fork. Data that
-no fork needs is deleted at once: later records, and all versions. Version 0 stays if the session isn't itself a fork.
+`parts_at` still return its data, and its bytes still count for its owner. The kept session is deleted with its last
+fork. Data that no fork needs is deleted at once, namely all versions, and the records after the last fork point.
+Version 0 is needed, unless the session is itself a fork.
 
-A store that loses its newest data, as a Redis may in a failover, assigns a record index or lease epoch a second time.
-So each record has a random id, and a commit names the id of the record before it.
+A store can lose its newest data, for example Redis in a failover. It then assigns a record index or a lease epoch a
+second time. So each record has a random id, and a commit contains the id of the previous record.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,19 +35,19 @@ def new_record_id() -> str:
 class Record:
     """One entry of a session's trace."""
 
-    index: int  # position in the trace, from 0, without gaps
-    version: int  # the session's version after this record: the same as before, or one more
+    index: int  # position in the trace; positions begin with 0 and have no gaps
+    version: int  # the session's version after this record, which is at most 1 higher than before
     call_id: str | None
     body: bytes  # JSON text, which the store doesn't interpret
-    id: str = field(default_factory=new_record_id)  # the commit of the next record names it
+    id: str = field(default_factory=new_record_id)  # random id; the commit of the next record contains it
 
 
 @dataclass(frozen=True, slots=True)
 class History:
     """Versions and records of a session that is copied from another store.
 
-    `changes` has an entry for each stored version above 0, in order and without gaps: the blob ids of the parts that
-    differ from the stored version before it. The last entry is the current version.
+    `changes` contains an entry for each stored version above 0, in order and without gaps. An entry holds the blob ids
+    of the parts that differ from the previous stored version. The last entry is the current version.
     """
 
     changes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class History:
 
     @property
     def oldest(self) -> int:
-        """The oldest stored version above 0; 1 if there is none."""
+        """The oldest stored version above 0, or 1 if no such version is stored."""
         return min(self.changes, default=1)
 
     def rows(self) -> list[tuple[int, str, str]]:
@@ -74,39 +76,40 @@ class ForkPoint(NamedTuple):
 
     session_id: str
     version: int
-    last: int = -1  # index of the parent's last record that the fork may inherit; -1 without records
-    record: str = ""  # id of the record `last`; "" without records
+    last: int = -1  # index of the parent's last record that the fork can inherit; -1 if the parent has no records
+    record: str = ""  # id of the record `last`; "" if the parent has no records
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
     """A session as it was created. Only `expires_at` ever changes.
 
-    The store doesn't interpret the recipe and the details. Callers must not modify the labels, because a store may
+    The store doesn't interpret the recipe and the details. Callers must not modify the labels, because a store can
     return the same object again.
     """
 
-    id: str  # sessions are listed in the order of their ids
+    id: str  # lists of sessions are sorted by id
     agent_key: str  # the secret part of the agent path
-    owner: str  # the name of the token that created the session; "" without tokens
-    recipe: bytes  # how the environments are built; may be large. Stored once for a session and all its forks
+    owner: str  # the name of the token that created the session; "" if the server has no tokens
+    # How the environments are built; can be large, so a session and all its forks share one stored recipe.
+    recipe: bytes
     labels: Mapping[str, str]
     ttl_seconds: float  # lifetime after the last call
     created_at: float  # seconds since the epoch
-    expires_at: float  # seconds since the epoch, but in store time; see `SessionStore.count_time`
+    expires_at: float  # in store time, so in seconds since the epoch minus gaps; see `SessionStore.count_time`
     parent: ForkPoint | None = None
-    details: bytes = b""  # further data of this session, not of its forks; few bytes
+    details: bytes = b""  # further data that belongs to this session but not to its forks; only a few bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SessionQuery:
     """Filter and order of a list of sessions."""
 
-    owner: str | None  # None: all owners
-    labels: Mapping[str, str]  # a listed session has all these labels
-    after: str  # list the sessions after the one with this id; "" to start at the beginning
+    owner: str | None  # None means all owners
+    labels: Mapping[str, str]  # list only sessions with all these labels
+    after: str  # list the sessions after the session with this id; "" starts at the beginning
     limit: int
-    parent: str | None = None  # only forks of this session, which may have been deleted
+    parent: str | None = None  # list only forks of this session, which might have been deleted
     newest_first: bool = False  # True: sort by creation time, then by id, both descending. False: by id, ascending
 
 
@@ -114,34 +117,34 @@ class SessionQuery:
 class Head:
     """The current state of a session."""
 
-    index: int  # index of the last record; -1 without records
+    index: int  # index of the last record; -1 if there are no records
     version: int
-    parts: Mapping[str, str]  # the blob id of each part of the current version
-    epoch: int = 0  # number of times that the lease was granted; a commit must name the current epoch
-    last: str = ""  # id of the last record; "" without records
+    parts: Mapping[str, str]  # the blob ids of the current version, by part
+    epoch: int = 0  # number of times that the lease was granted; a commit must contain the current epoch
+    last: str = ""  # id of the last record; "" if there are no records
     size: int = field(default=0, compare=False)  # approximate bytes of the records and of the blobs after version 0
 
 
 class Commit(NamedTuple):
-    """A record and the changes of its call. They are stored together or not at all."""
+    """A record and the changes that its call made. They are stored together or not at all."""
 
     session_id: str
     epoch: int  # epoch of the lease that was held while the call ran
-    record: Record  # the session's next record: its index must follow that of the last record
-    parts: Mapping[str, str] = MappingProxyType({})  # blob ids of the changed parts; empty if no part changed
-    blobs: Mapping[str, bytes] = MappingProxyType({})  # new blobs by id; a stored blob is left unchanged
-    expires_at: float | None = None  # the new expiry time; None leaves it unchanged
-    release: bool = False  # also release the lease
-    after: str = ""  # id of the session's record before this one; "" for the first record
+    record: Record  # the session's next record; its index must be one more than that of the last record
+    parts: Mapping[str, str] = MappingProxyType({})  # blob ids of the changed parts, by part; empty if no part changed
+    blobs: Mapping[str, bytes] = MappingProxyType({})  # new blobs, by id; a blob that is already stored stays unchanged
+    expires_at: float | None = None  # the new expiry time; None leaves the expiry unchanged
+    release: bool = False  # whether to also release the lease
+    after: str = ""  # id of the session's previous record; "" for the first record
     holder: str | None = None  # holder of the lease; None in a store that isn't shared
 
 
 HELD_SECONDS = 86_400.0
-"""Maximum time that an expired session stays while it is in use. The worker that uses it may have died unnoticed."""
+"""Maximum seconds that an expired session stays while it is in use, because its worker might have died unnoticed."""
 
 
 class StoreClock(NamedTuple):
-    """A reading of store time. Sessions expire by store time."""
+    """A reading of store time, which decides when sessions expire."""
 
     now: float  # store time, in seconds since the epoch
     uncounted: float  # seconds that the clock is ahead of store time
@@ -149,10 +152,11 @@ class StoreClock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The holder of a session's lease at one moment. Only the holder may commit to the session.
+    """The holder of a session's lease at one moment. Only the holder is allowed to commit to the session.
 
-    A worker that waits for the lease watches the holder's heartbeat count. It takes the holder for dead if the count
-    doesn't change for long enough. It measures with its own clock, so clocks of different machines are never compared.
+    A worker that waits for the lease watches the holder's heartbeat count. It considers the holder dead if the count
+    doesn't change for long enough. It measures this time with its own clock, so clocks of different machines are never
+    compared.
     """
 
     holder: str
@@ -162,12 +166,13 @@ class Lease:
 class SessionStore(Protocol):
     """Store of sessions, their records and their snapshots; see the module's docstring.
 
-    The caller ensures that texts can be encoded as UTF-8 and that integers fit in 53 bits. Every method may also raise
-    `OverloadedError` if the store can't be used now, and `StateDamagedError` if stored data can't be read. If `commit`
-    raises an `OverloadedError`, the commits may be stored or not. The caller sends them again to find out.
+    The caller ensures that strings can be encoded as UTF-8 and that integers fit in 53 bits. Every method can also
+    raise `OverloadedError` if the store can't be used now, and `StateDamagedError` if stored data can't be read. After
+    `commit` has raised an `OverloadedError`, the caller doesn't know whether the commits are stored. It sends them
+    again to find out.
 
     Attributes:
-        shared: True if other processes may commit to the same sessions. The store is then a `SharedStore`, and every
+        shared: Whether other processes can commit to the same sessions. If so, the store is a `SharedStore`, and every
             commit needs a lease. A store that isn't shared locks its data for this process, and its epochs stay 0.
     """
 
@@ -180,15 +185,15 @@ class SessionStore(Protocol):
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
-        """Add sessions. All have the same parent, if any, the same parts at version 0, and the same history after it.
+        """Add sessions, which all have the same parent, if any, the same version 0, and the same later history.
 
-        The method is idempotent: blobs and sessions that are already stored stay unchanged, even if a session is only
+        The method is idempotent. Blobs and sessions that are already stored stay unchanged, even a session that is only
         kept for its forks.
 
         Args:
             sessions: The new sessions.
             parts: Blob ids of version 0, by part.
-            blobs: Blobs by id. A blob may be omitted if it is stored already.
+            blobs: Blobs by id. A blob can be omitted if the store already contains it.
             history: Changes and records after version 0.
 
         Raises:
@@ -197,7 +202,7 @@ class SessionStore(Protocol):
         """
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
-        """Return a session, expired or not, and its head. Return None if the session doesn't exist."""
+        """Return a session and its head, even if the session has expired. Return None if it doesn't exist."""
 
     def ancestor(self, session_id: str) -> StoredSession | None:
         """Return a session that exists or is kept for its forks, or None. Its `expires_at` has no meaning."""
@@ -206,17 +211,17 @@ class SessionStore(Protocol):
         """Return the id of the session with this agent key, or None."""
 
     def commit(self, commits: Sequence[Commit]) -> Sequence[bool]:
-        """Apply commits in order, in one transaction. Return for each whether it is stored.
+        """Apply commits in order, in one transaction. For each commit, return whether it is stored.
 
-        A refused commit changes nothing and doesn't affect the others. A commit is refused if:
+        A refused commit changes nothing and doesn't affect the other commits. A commit is refused if:
 
         - its session doesn't exist,
         - its epoch or holder isn't the session's,
-        - its index isn't one more than that of the session's last record, or `after` isn't that record's id,
+        - its index isn't one more than the index of the session's last record, or `after` isn't that record's id,
         - its call_id is already recorded, or
         - a part refers to a missing blob.
 
-        The method is idempotent: for a record that is already stored it returns True and changes nothing.
+        The method is idempotent. For a record that is already stored, it returns True and changes nothing.
         """
 
     def blobs(self, ids: Sequence[str]) -> dict[str, bytes]:
@@ -233,7 +238,7 @@ class SessionStore(Protocol):
 
         Raises:
             VersionNotRetainedError: The version is no longer stored, or never existed.
-            SessionNotFoundError: The session doesn't exist, or has no version any more.
+            SessionNotFoundError: The session doesn't exist, or is kept for its forks without any version.
         """
 
     def record_of_call(self, session_id: str, call_id: str) -> Record | None:
@@ -242,8 +247,8 @@ class SessionStore(Protocol):
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
         """Return up to `limit` records with an index above `after`, in order.
 
-        With `max_bytes`, return fewer records if their bodies would exceed this total, but at least one. A session that
-        is kept for its forks has only the records that its forks refer to.
+        With `max_bytes`, return fewer records if their bodies would exceed this total, but at least one record. A
+        session that is kept for its forks has only the records that its forks refer to.
         """
 
     def records_at(self, ranges: Sequence[tuple[str, range]]) -> list[list[Record]]:
@@ -252,8 +257,8 @@ class SessionStore(Protocol):
     def trim(self, session_id: str, keep_versions: int, keep_bytes: int) -> None:
         """Delete old versions, but never records.
 
-        Version 0 and the current version always stay. The newest `keep_versions` other versions stay, too, as far as
-        the blobs that only these versions need take at most `keep_bytes` bytes.
+        Version 0 and the current version always stay. Of the other versions, the newest `keep_versions` also stay, as
+        long as the blobs that only these versions need take at most `keep_bytes` bytes.
         """
 
     def renew(self, session_id: str, expires_at: float) -> None:
@@ -270,27 +275,27 @@ class SessionStore(Protocol):
         """Return the number of sessions of an owner, or of all owners."""
 
     def stored_bytes(self, owner: str) -> int:
-        """Return the approximate bytes that are stored for an owner: records, recipes, labels and blobs.
+        """Return the approximate number of bytes stored for an owner: records, recipes, labels and blobs.
 
-        Data that several of the owner's sessions share counts once. Data that is kept for forks counts, too.
+        Data that several of the owner's sessions share counts once. Data that is kept for forks also counts.
         """
 
     def count_time(self, clock: float | None = None) -> StoreClock:
-        """Return the store time: the clock's time minus the gaps while no server ran. Sessions expire by store time.
+        """Return the store time, by which sessions expire: the clock's time minus the gaps while no server ran.
 
         A store remembers its last reading of the clock. If the next reading differs by more than `history.GAP_SECONDS`,
-        in either direction, then the clock was set or no server ran. The store doesn't count such a gap.
+        in either direction, someone set the clock or no server ran. The store doesn't count this gap.
 
         Args:
-            clock: Time in seconds since the epoch. None: the store reads its own clock, which is the same for all
-                servers.
+            clock: Time in seconds since the epoch. None means that the store reads its own clock, which is the same for
+                all servers.
         """
 
     def delete_expired(self, now: float, limit: int, busy: Collection[str] = ()) -> Sequence[str]:
         """Delete up to `limit` sessions that expire at or before `now`, and return their ids.
 
-        A session in use stays for up to `HELD_SECONDS`. It is in use if it is in `busy`, or if its lease is held by a
-        worker that has sent a heartbeat and isn't known to have ended.
+        A session in use stays for up to `HELD_SECONDS`. A session is in use if it is in `busy`, or if its lease is held
+        by a worker that has sent a heartbeat and isn't known to have ended.
         """
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
@@ -302,15 +307,15 @@ class SessionStore(Protocol):
     def clean_up(self) -> None:
         """Delete remaining data of deleted sessions. The server calls this method every second.
 
-        So `delete` and `delete_expired` may leave data for later. No other method returns it, and it counts for no
-        owner.
+        So `delete` and `delete_expired` can leave data for later. No other method returns this data, and it counts for
+        no owner.
         """
 
     def ping(self) -> None:
         """Check that the store can be written.
 
         Raises:
-            OverloadedError: Nothing can be stored now; the message says why.
+            OverloadedError: The store can't store anything now. The message gives the reason.
         """
 
     def close(self) -> None:
@@ -318,34 +323,40 @@ class SessionStore(Protocol):
 
 
 class SharedStore(SessionStore, Protocol):
-    """A store that several processes may share. A process commits to a session only while it holds its lease."""
+    """A store that several processes can share.
+
+    A process commits to a session only while it holds the session's lease.
+    """
 
     def claim(
         self, session_ids: Sequence[str], holder: str, dead: Collection[Lease] = ()
     ) -> Sequence[Head | Lease | None]:
         """Acquire the leases of sessions.
 
-        A lease is granted if it is free, if its holder is `holder` or has ended, or if it equals one in `dead`. Each
-        grant adds 1 to the epoch.
+        A lease is granted if it is free, if its holder is `holder` or has ended, or if it equals a lease in `dead`.
+        Each grant adds 1 to the epoch.
 
         Args:
             session_ids: The sessions.
             holder: The worker that acquires the leases.
-            dead: Leases of dead holders. The caller has watched their heartbeats for long enough.
+            dead: Leases of dead holders, whose heartbeats the caller has watched for long enough.
 
         Returns:
-            For each session its head if the lease was granted, otherwise the lease of another holder. None if the
-            session doesn't exist.
+            For each session, its head if the lease was granted, or the lease of another holder, or None if the session
+            doesn't exist.
         """
 
     def release(self, session_id: str, holder: str, epoch: int) -> None:
-        """Release a lease without a commit. Does nothing if it isn't this holder's lease of this epoch."""
+        """Release a lease without a commit. Do nothing if the current lease has another holder or another epoch."""
 
     def ask(self, session_id: str, holder: str) -> None:
-        """Ask the holder to release a lease when it is unused. The holder's next `heartbeat` returns the session."""
+        """Ask the holder to release a session's lease when it doesn't use the session.
+
+        The holder's next `heartbeat` returns the session.
+        """
 
     def heartbeat(self, holder: str) -> Collection[str]:
         """Add 1 to a worker's heartbeat count. Return the sessions that other workers have asked it to release."""
 
     def holder_ended(self, holder: str) -> None:
-        """Record that a worker has ended. Its leases become free, and its other data is deleted soon after."""
+        """Record that a worker has exited. Its leases become free, and its other data is deleted soon after."""

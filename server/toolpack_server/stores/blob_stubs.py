@@ -1,7 +1,8 @@
-"""Stubs, which stand in a store for large blobs that are kept in a bucket.
+"""Stubs, which a store contains in place of large blobs that are kept in a bucket.
 
-A *stub* has the size of a blob and the name of the bucket's object that has the blob. A store counts the size of the
-blob, not of the stub. It lists the stub of each blob that it deletes, so that the object can be deleted later.
+A *stub* consists of the size of a blob and the name of the bucket's object that contains the blob. A store counts the
+size of the blob, not of the stub. When a store deletes a blob, it adds the stub to a list, so that the object can be
+deleted later.
 """
 
 from collections.abc import Sequence
@@ -9,12 +10,12 @@ from typing import Protocol
 
 MARK = b"\0outside:"
 """Prefix of each stub. No blob begins with it."""
-DIGITS = 16  # digits of the size in a stub
+DIGITS = 16  # number of digits of the size in a stub
 MAX_STUB_BYTES = 400
 
 
 def stub(size: int, name: str) -> bytes:
-    """Return the stub for a blob: its size in bytes, and the name of the object that has it."""
+    """Return the stub for a blob with this size in bytes, which the object with this name contains."""
     return b"%b%016d:%b" % (MARK, size, name.encode())
 
 
@@ -34,13 +35,13 @@ class OutsideStore(Protocol):
     """Additional methods of a `SessionStore` that supports stubs."""
 
     def outside_name(self, new: str) -> str:
-        """Return the name of this store in the bucket of its blobs. Once it is set, the name never changes.
+        """Return the name of this store in the bucket that contains its blobs. Once set, the name never changes.
 
-        If the store has no name yet, its name becomes `new`. If `new` is "", return "" instead.
+        If the store has no name yet, set its name to `new`. If `new` is "", leave the name unset and return "".
         """
 
     def take_dropped(self, limit: int) -> Sequence[bytes]:
         """Remove up to `limit` stubs of deleted blobs from the list, and return them.
 
-        A stub is added to the list in the transaction that deletes its blob.
+        The transaction that deletes a blob also adds the blob's stub to the list.
         """

@@ -1,7 +1,7 @@
-"""Rules that all stores share: valid commits, versions, trimming, size limits and store time.
+"""Rules that all stores share, about valid commits, versions, trimming, size limits and store time.
 
-These functions don't access a store. Each store keeps a `Change` for each part that a commit changed, and applies these
-functions to its data. So all stores behave the same.
+These functions don't access a store. A store keeps a `Change` for each part that a commit changed, and calls these
+functions with its own data. So all stores behave the same.
 """
 
 from collections import defaultdict
@@ -14,9 +14,9 @@ from toolpack_server.stores.base import Commit
 T = TypeVar("T")
 
 GAP_SECONDS = 60.0
-"""Maximum time between two readings of the clock that counts for sessions' TTLs."""
+"""Maximum seconds between two readings of the clock that count as elapsed for sessions' TTLs."""
 NOTE_SECONDS = 10.0
-"""Interval at which a store saves its last reading of the clock."""
+"""Interval, in seconds, at which a store saves its last reading of the clock."""
 
 
 @dataclass(slots=True)
@@ -25,8 +25,8 @@ class SessionHead:
 
     epoch: int
     holder: str | None
-    last_index: int  # index of the last record; -1 without records
-    last: str  # id of the last record; "" without records
+    last_index: int  # index of the last record; -1 if there are no records
+    last: str  # id of the last record; "" if there are no records
 
 
 def follows(head: SessionHead, commit: Commit) -> bool:
@@ -43,7 +43,7 @@ def follows(head: SessionHead, commit: Commit) -> bool:
 
 
 class Change(NamedTuple):
-    """A change of a part: from `version` on, the part's content is `blob`."""
+    """A change to a part. From `version` on, the part's content is `blob`."""
 
     version: int
     part: str
@@ -62,7 +62,7 @@ def trim(
 
     Args:
         changes: The stored changes, in version order.
-        kept: The stored versions, except version 0. The last one is the current version.
+        kept: The stored versions, except version 0. The last of them is the current version.
         sizes: Sizes of the blobs in bytes, by blob id.
         keep_versions: Maximum number of versions to keep, besides version 0 and the current version.
         keep_bytes: Maximum total size of the blobs that only these old versions need.
@@ -72,7 +72,7 @@ def trim(
     """
     if not kept:
         return kept.start, []
-    # Keeping one more old version costs the blobs that the next version has replaced.
+    # To keep one more old version, keep the blobs that the next version has replaced.
     replaced: dict[int, list[str]] = defaultdict(list)
     newest: dict[str, str] = {}
     for version, part, blob in changes:
@@ -89,7 +89,8 @@ def trim(
         if keep_bytes < 0:
             break
         oldest = version
-    # Each part's last change up to the oldest kept version is its content there. Earlier changes are unneeded.
+    # In the oldest kept version, a part's content comes from its last change up to that version. Earlier changes aren't
+    # needed.
     last: dict[str, Change] = {}
     unneeded = []
     for change in changes:

@@ -1,7 +1,6 @@
-"""Store in the memory of this process. Its sessions are lost when the process ends.
+"""Store in the memory of this process. Its sessions are lost when the process exits.
 
-The store is also the reference for tests, which compare the other stores with it. So it is simple: dictionaries behind
-one lock.
+Tests compare the other stores with this store, so it is kept simple. It consists of dictionaries behind one lock.
 """
 
 import dataclasses
@@ -41,15 +40,15 @@ class Row:
     changes: list[Change]
     version: int = 0
     oldest: int = 1  # the oldest stored version, except version 0
-    record_bytes: int = 0  # bytes of the records
+    record_bytes: int = 0  # total size of the records in bytes
     records: list[Record] = field(default_factory=list)
     calls: dict[str, Record] = field(default_factory=dict)  # by call_id
     forks: dict[str, int] = field(
         default_factory=dict
-    )  # number of this session's records that each fork needs, by fork id
+    )  # for each fork, by id, the number of this session's records that the fork needs
 
     def load_history(self, history: History) -> None:
-        """Set the version and the records from a history. Its changes must be in `changes` already."""
+        """Set the version and the records from a history. The caller has already added its changes to `changes`."""
         if history.changes:
             self.version, self.oldest = history.version, history.oldest
             self.parts = parts_at(self.changes, self.version)
@@ -70,7 +69,7 @@ class Row:
 
 
 class SortedIndex:
-    """Sorted ids of sessions, by id and by creation time, and the ids of each session's forks."""
+    """Lists of session ids, sorted by id and by creation time, and the ids of each session's forks."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -147,7 +146,7 @@ class MemoryStore:
         history: History = NO_HISTORY,
     ) -> None:
         """Add a row for each session that isn't stored yet."""
-        parts = dict(parts)  # one copy, which the sessions share until they change something
+        parts = dict(parts)  # one copy, which the new sessions share until they change something
         changes = [Change(0, part, blob) for part, blob in parts.items()]
         changes += [Change(*row) for row in history.rows()]
         with self._lock:
@@ -189,7 +188,7 @@ class MemoryStore:
         if row is None:
             return False
         record = commit.record
-        if record.index < len(row.records):  # sent again
+        if record.index < len(row.records):  # the commit was sent again
             return row.records[record.index] == record
         if (
             not follows(self._session_head(row), commit)
@@ -235,7 +234,7 @@ class MemoryStore:
             return row.calls.get(call_id) if row else None
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
-        """Return records after an index, within the limits. A kept session has records, too."""
+        """Return records after an index, within the limits. Also find the records of kept sessions."""
         first = max(after + 1, 0)
         with self._lock:
             row = self._find(session_id)
@@ -293,7 +292,7 @@ class MemoryStore:
             )
 
     def count_time(self, clock: float | None = None) -> StoreClock:
-        """Return the store time, and note the reading of the clock."""
+        """Return the store time, and save the reading of the clock."""
         with self._lock:
             now = time.time() if clock is None else clock
             self._clock = to_note(*self._clock, now) or self._clock
@@ -308,7 +307,7 @@ class MemoryStore:
             return expired
 
     def _is_in_use(self, session_id: str, now: float, busy: Collection[str]) -> bool:
-        """Return whether an expired session is in use and has to stay, which it does for up to `HELD_SECONDS`."""
+        """Return whether an expired session stays because it is in use. It stays for at most `HELD_SECONDS`."""
         return session_id in busy and self._rows[session_id].expires_at > now - HELD_SECONDS
 
     def delete(self, session_ids: Sequence[str]) -> Sequence[str]:
@@ -319,7 +318,7 @@ class MemoryStore:
         """Do nothing: `delete` removes all data at once."""
 
     def _delete(self, session_ids: Sequence[str]) -> Sequence[str]:
-        """Do the work of `delete`. The caller holds the lock."""
+        """Delete sessions. The caller holds the lock."""
         deleted = [row for session_id in session_ids if (row := self._rows.pop(session_id, None))]
         for row in deleted:
             del self._agents[row.session.agent_key]

@@ -1,10 +1,10 @@
-"""Scratch folder of a process: the cache of the volumes' working copies.
+"""Scratch folder of a process, which caches the working copies of volumes.
 
-A call that changes a working copy takes the copy out of the cache first, so no other call can use it meanwhile. A copy
-stays in the cache as long as a session or a reader has its `CopyHandle`. `volume` has the table of a working copy's
-states.
+A *working copy* is the content of a volume, such as a database, as a file, a folder or an object. A call that changes a
+working copy first takes the copy out of the cache, so no other call can use it meanwhile. A copy stays in the cache as
+long as a session or a reader holds its `CopyHandle`. The docstring of `volume` lists the states of a working copy.
 
-A process that starts removes the scratch folders of processes that have ended.
+When a process starts, it removes the scratch folders of processes that have exited.
 """
 
 import contextlib
@@ -28,10 +28,11 @@ from toolpack_server.volumes.working_copy import WorkingCopy
 
 PREFIX = "toolpack-server-"
 _LOCK = "lock"
-MAX_RECENT = 16  # max shared copies that the cache itself keeps, by their handles, for the next reader
+# Maximum number of shared copies that the cache itself keeps for the next reader, by holding their handles.
+MAX_RECENT = 16
 
 FULL_TEXT = "The scratch folder is full; nothing was changed. Free some space there, or set TOOLPACK_SCRATCH_DIR."
-_FREE_BYTES = 2**16  # a folder with fewer free bytes is full
+_FREE_BYTES = 2**16  # a folder with fewer free bytes counts as full
 
 
 def is_full(folder: Path) -> bool:
@@ -41,7 +42,9 @@ def is_full(folder: Path) -> bool:
 
 
 def check_folder(settings: Settings) -> None:
-    """Check that `TOOLPACK_SCRATCH_DIR` is a writable folder. A full folder is accepted: space may become free later.
+    """Check that `TOOLPACK_SCRATCH_DIR` is a writable folder.
+
+    A full folder is accepted, because space can become free later.
 
     Raises:
         SettingsError: The path isn't a folder, or the server can't write to it.
@@ -55,10 +58,11 @@ class _CacheEntry:
     """Cache entry of one working copy.
 
     Attributes:
-        handle: Weak reference to the entry's handle. None if there was no handle yet, or a call has taken the copy.
-        readers: Number of callers that read the copy now.
-        shared: Several sessions may use the copy, so nothing may change it.
-        is_dropped: The entry was removed from the cache; its last reader discards the copy.
+        handle: Weak reference to the entry's handle. None if no handle was created yet, or if a call has taken the
+            copy.
+        readers: Number of callers that are reading the copy.
+        shared: Whether several sessions can use the copy. If so, it must not be changed.
+        is_dropped: Whether the entry was removed from the cache. Its last reader then discards the copy.
     """
 
     __slots__ = ("copy", "handle", "is_dropped", "name", "readers", "shared", "size")
@@ -76,11 +80,12 @@ class _CacheEntry:
 class CopyHandle:
     """Handle of a cached working copy. The cache discards the copy when its handle is garbage-collected.
 
-    A full cache may discard the copy earlier.
+    A full cache can discard the copy earlier.
 
     Attributes:
         entry: The cache entry.
-        source: Handle of the copy from which this copy was cloned. It keeps the original cached for other sessions.
+        source: Handle of the copy from which this copy was cloned, so that the original stays cached for other
+            sessions.
     """
 
     __slots__ = ("__weakref__", "entry", "source")
@@ -88,13 +93,13 @@ class CopyHandle:
     def __init__(self, entry: _CacheEntry, source: "CopyHandle | None", unreferenced: "deque[_HandleRef]") -> None:
         self.entry = entry
         self.source = source
-        # The callback only appends to a deque, because garbage collection may run it while the thread holds any lock.
+        # The callback only appends to a deque, because garbage collection can run it while the thread holds any lock.
         entry.handle = _HandleRef(self, unreferenced.append)
         entry.handle.entry = entry
 
 
 class _HandleRef(weakref.ref[CopyHandle]):
-    """Weak reference to a handle, with the entry that the handle belongs to."""
+    """Weak reference to a handle, together with the handle's entry."""
 
     __slots__ = ("entry",)
     entry: _CacheEntry
@@ -104,8 +109,8 @@ class Scratch:
     """LRU cache of working copies; thread-safe.
 
     Args:
-        folder: Parent of the process's own folder. None: /dev/shm if it has enough space, else the system's temporary
-            folder.
+        folder: Parent of the process's own folder. None means /dev/shm if it has enough space, else the system's
+            temporary folder.
         max_bytes: Maximum total size of the cached working copies.
         own: The process's own folder, if the caller creates and removes it.
     """
@@ -119,7 +124,7 @@ class Scratch:
         self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
         self._bytes = 0
         self._numbers = itertools.count()
-        self._unreferenced: deque[_HandleRef] = deque()  # weak references whose handles are gone
+        self._unreferenced: deque[_HandleRef] = deque()  # weak references to handles that were garbage-collected
         self._recent: deque[CopyHandle] = deque(maxlen=MAX_RECENT)
 
     @classmethod
@@ -146,12 +151,14 @@ class Scratch:
         return self.folder / self._new_name()
 
     def share(self, key: Hashable | None, handle: CopyHandle | None, load: Callable[[], WorkingCopy]) -> CopyHandle:
-        """Return the handle of a working copy that the caller reads until `release`. Load the copy if it isn't cached.
+        """Return the handle of a working copy, which the caller reads until it calls `release`.
+
+        Load the copy if it isn't cached.
 
         Args:
-            key: Cache key of the volume's version. None if the key isn't known; then only `handle` finds a copy.
+            key: Cache key of the volume's version. None if the key isn't known, so that only `handle` can find a copy.
             handle: Handle of the session's own copy, if it has one.
-            load: Creates the working copy.
+            load: Function that creates the working copy.
 
         Raises:
             OverloadedError: The scratch folder has no space for the copy.
@@ -159,14 +166,14 @@ class Scratch:
         with self._lock:
             entry = self._find(key, handle)
             if entry is not None:
-                entry.shared |= handle is None  # without a handle, the caller isn't the session that owns the copy
+                entry.shared |= handle is None  # a caller without a handle isn't the session that owns the copy
                 return self._acquire(entry)
         return self._add_shared(key, self._make(load))
 
     def take(
         self, key: Hashable | None, handle: CopyHandle | None, load: Callable[[], WorkingCopy]
     ) -> tuple[WorkingCopy, CopyHandle | None]:
-        """Return a working copy that the caller changes until `put` or `discard`, and the handle of its source.
+        """Return a working copy that the caller changes until `put` or `discard`, and the handle of the copy's source.
 
         The session's own copy leaves the cache if no other session shares or reads it. Otherwise the copy is cloned,
         because the next fork of this version will need the original. `share` describes the arguments and errors.
@@ -176,7 +183,7 @@ class Scratch:
             if handle is not None and entry is not None and not entry.shared and not entry.readers:
                 del self._entries[entry.name]
                 self._bytes -= entry.size
-                entry.handle = None  # so that the copy stays when the old handle is garbage-collected
+                entry.handle = None  # keep the copy when the old handle is garbage-collected
                 return entry.copy, handle.source
         shared = self.share(key, handle, load)
         try:
@@ -195,7 +202,7 @@ class Scratch:
                 entry = self._entries[name] = _CacheEntry(name, loaded, shared=True)
                 self._bytes += entry.size
             handle = self._acquire(entry)
-        if handle.entry.copy is not loaded:  # another thread loaded it first
+        if handle.entry.copy is not loaded:  # another thread has loaded the copy first
             loaded.discard()
         self._make_room()
         return handle
@@ -204,7 +211,7 @@ class Scratch:
         """End reading a working copy.
 
         Args:
-            keep: Keep the copy for other readers. False if the copy may have been changed.
+            keep: Whether to keep the copy for other readers. False if the copy might have been changed.
         """
         entry = handle.entry
         discarded: list[WorkingCopy] = []
@@ -226,7 +233,7 @@ class Scratch:
         """
         try:
             with self._lock:
-                # If the key is in the cache already, that entry is shared. This copy then gets its own name, because
+                # If the cache already contains the key, that entry is shared. This copy then gets its own name, because
                 # each call of the session would have to clone a shared copy.
                 name: Hashable = self._new_name() if key is None or key in self._entries else key
                 entry = _CacheEntry(name, copy, shared=False)
@@ -250,7 +257,7 @@ class Scratch:
         with self._lock:
             while self._unreferenced:
                 entry = self._unreferenced.popleft().entry
-                # Keep the entry if a reader has found it again meanwhile, or if a call has taken its copy.
+                # Keep the entry if a reader has found the entry again meanwhile, or if a call has taken its copy.
                 if self._entries.get(entry.name) is entry and (entry.handle is None or entry.handle() is None):
                     self._drop(entry, discarded)
         for copy in discarded:
@@ -286,9 +293,9 @@ class Scratch:
         return handle
 
     def _drop(self, entry: _CacheEntry, discarded: list[WorkingCopy]) -> None:
-        """Remove an entry from the cache. If no reader has its copy, add the copy to `discarded`.
+        """Remove an entry from the cache. If no reader uses its copy, add the copy to `discarded`.
 
-        The caller must hold the lock. It discards these copies after it has released the lock.
+        The caller must hold the lock. After the caller has released the lock, it discards these copies.
         """
         del self._entries[entry.name]
         self._bytes -= entry.size
@@ -297,9 +304,9 @@ class Scratch:
             discarded.append(entry.copy)
 
     def _make_room(self) -> None:
-        """Discard copies without a handle, then the least recently used ones until the cache fits its limit.
+        """Discard copies without a handle, and then the least recently used copies, until the cache fits its limit.
 
-        The last copy stays, however large it is.
+        The last copy always stays, even if it exceeds the limit.
         """
         if self._unreferenced:
             self.tidy()
@@ -321,12 +328,16 @@ class Scratch:
             ) from error
 
     def _make_folder(self) -> Path:
-        """Create the process's own folder. A locked file in it shows other processes that this process still runs."""
+        """Create the process's own folder.
+
+        A locked file in the folder shows other processes that this process still runs.
+        """
         try:
             parent = self._parent or _default_folder(self._max_bytes)
             folder = parent / f".{PREFIX}{secrets.token_hex(8)}"
             folder.mkdir(mode=0o700)
-            # Lock the folder before it gets the name that `remove_leftovers` of other processes looks for.
+            # Lock the folder before renaming it, because `remove_leftovers` of other processes finds it by its final
+            # name.
             lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             folder = folder.rename(parent / folder.name[1:])
@@ -340,32 +351,32 @@ class Scratch:
         return folder
 
     def _detach_lock(self) -> None:
-        """Close the lock file in a forked process, so that the lock is free once the owner of the folder has ended."""
+        """Close the lock file in a forked process, so that the lock becomes free when the folder's owner exits."""
         if self._finalize is not None and self._finalize.alive:
             detach([self._lock_file])
 
 
 def _remove(folder: Path, lock: int, process: int) -> None:
     """Remove the folder of a process, and close its lock file."""
-    if process == os.getpid():  # a forked process runs this finalizer, too, but must not remove the folder
+    if process == os.getpid():  # a forked process also runs this finalizer, but must not remove the folder
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
 def remove_leftovers(folder: Path | None) -> None:
-    """Remove the folders that processes left behind when they ended."""
+    """Remove the folders of processes that have exited without removing them."""
     for parent in {folder} if folder else {_MEMORY, Path(tempfile.gettempdir())}:
         for leftover in parent.glob(f"{PREFIX}*"):
             with contextlib.suppress(OSError):
                 lock = os.open(leftover / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the process still runs
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an error if the process still runs
                     shutil.rmtree(leftover, ignore_errors=True)
                 finally:
                     os.close(lock)
 
 
-_MEMORY = Path("/dev/shm")  # noqa: S108 - the server creates a folder with mode 0700 in it
+_MEMORY = Path("/dev/shm")  # noqa: S108 - the server creates a folder with mode 0700 inside this folder
 
 
 def _default_folder(max_bytes: int) -> Path:

@@ -1,40 +1,40 @@
 """Volumes: content of an environment that is stored as changes, such as a database or a tree of files.
 
-A volume is a field of an environment, or an attribute of an instance that the environment holds. It isn't stored with
-the rest of the environment. Its content is a *chain* of at most `MAX_PIECES` *pieces*: the first piece holds the whole
-content, each later one the changes since the piece before it. Each piece is an ordinary part of the session, stored
-under the number of its *slot*, so stores, forks, resets and trimming need no code for volumes. A commit adds one piece.
-If the chain is full, the newest pieces are merged into one.
+A volume is a field of an environment, or an attribute of an instance that the environment holds. A volume isn't stored
+with the rest of the environment. Its content is a *chain* of at most `MAX_PIECES` *pieces*. The first piece contains
+the whole content, and each later piece contains the changes since the previous piece. Each piece is an ordinary part of
+the session, stored under the number of its *slot*, so stores, forks, resets and trimming need no code for volumes. A
+commit adds one piece. If the chain is full, the newest pieces are merged into one.
 
 A call uses a volume through a *working copy*: a file, a folder or an object with the content of the chain. Working
-copies are a cache (`volumes/scratch.py`), so any of them may be lost at any time.
+copies are a cache (`volumes/scratch.py`), so any working copy can be lost at any time.
 
-This module and the rest of the core don't depend on any kind of volume. A kind consists of a subclass of `Volume` and a
-subclass of `WorkingCopy`. A feature lists its kinds in `volumes`.
+Neither this module nor the rest of the core depends on a kind of volume. A kind consists of a subclass of `Volume` and
+a subclass of `WorkingCopy`. A feature lists its kinds in `volumes`.
 
 States of a working copy
 ------------------------
 
 ========= ================================== =======================================================================
-State     Who may use it                     Next state
+State     Who can use it                     Next state
 ========= ================================== =======================================================================
 shared    any reader of the version that     discarded: its last handle is gone, the scratch folder needs space, or
           its key names; nothing changes it  the `Volume.abandon` of a reader can't prove that the copy is unchanged
 
-open      one call, which may change it; it  pending: all volumes of the call have finished, and their pieces exist
+open      one call, which can change it; it  pending: all volumes of the call have finished, and their pieces exist
           was the session's private copy,
           or is a clone of a shared copy     private: `Volume.abandon` proves that nothing was written
 
                                              discarded: in every other case
 
-pending   the session, by its handle; no     open: the session's next call that may change it
+pending   the session, by its handle; no     open: the session's next call that can change it
           other session can find it, as the
           ids in its key aren't stored yet   private: its commit was acknowledged
 
                                              discarded: the session's state is dropped, for example because the
                                              commit was refused
 
-private   the session, by its handle; forks  open: the session's next call that may change it
+private   the session, by its handle; forks  open: the session's next call that can change it
           and readers, by its key
                                              shared: a fork or a reader has found it
 
@@ -67,12 +67,12 @@ MAX_PIECES = 7
 SEPARATOR = ":"
 
 SLOTS = MAX_PIECES + 1
-"""Maximum number of parts of a chain: its pieces, and an end marker."""
+"""Maximum number of parts in a chain, which are its pieces and an end marker."""
 
 VOID = b""
-"""Payload of an emptied slot, which is needed because a store can't delete a part."""
+"""Payload of an emptied slot, used because a store can't delete a part."""
 
-_END_PREFIX = b"end "  # an end marker names the last piece, so a chain without that piece is detected
+_END_PREFIX = b"end "  # an end marker contains the last piece's id, so a chain without that piece is detected
 
 _DIGEST_BYTES = 16
 
@@ -84,7 +84,7 @@ class Body(NamedTuple):
     data: bytes | memoryview
 
 
-BYTES_PER_ENTRY = 3200  # `max_entries` is `max_bytes` divided by this: 20,971 files in 64 MiB
+BYTES_PER_ENTRY = 3200  # `max_entries` is `max_bytes` divided by this number, for example 20,971 files in 64 MiB
 
 
 class Limits(NamedTuple):
@@ -92,10 +92,10 @@ class Limits(NamedTuple):
 
     Attributes:
         max_bytes: Maximum size of the content.
-        max_entries: Maximum number of named entries, such as files.
+        max_entries: Maximum number of named entries in a volume, such as files.
         view_rows: Maximum number of rows of a table in a view.
         view_seconds: Time limit for creating a view.
-        lazy_min_bytes: Minimum size of an environment that is stored in pieces; 0 means never.
+        lazy_min_bytes: Minimum size of an environment that is stored in pieces. 0 means that none is.
     """
 
     max_bytes: int = 64 * 2**20
@@ -120,7 +120,7 @@ class Content(ABC):
 
     Attributes:
         kind: Identifier of the kind in the names of parts and in schemas.
-        is_shareable: Several readers may use one working copy at a time.
+        is_shareable: Whether several readers can use one working copy at a time.
         mount: The call's access to the content. None outside of calls.
     """
 
@@ -140,14 +140,14 @@ class Content(ABC):
     @classmethod
     @abstractmethod
     def sizes(cls, body: Body) -> Mapping[Key, int]:
-        """Return the bytes of each key in a piece other than the first, as `finish` reported them."""
+        """Return the size in bytes of each key in a piece after the first, as `finish` has returned it."""
 
     @abstractmethod
     def finish(self) -> Mapping[Key, int]:
-        """End the use by a function that returned, and return the bytes of each key that it changed.
+        """End the use by a function that returned. Return the size in bytes of each key that the function changed.
 
-        Afterwards only `body` may be called, and `mount.copy()` has the current content. `finish` is called only if the
-        call used the working copy and isn't read-only.
+        Afterwards, only `body` can be called, and `mount.copy()` contains the current content. The server calls
+        `finish` only if the call used the working copy and isn't read-only.
 
         Raises:
             Exception: The content can't be stored. The call fails, and the working copies of all its volumes are
@@ -156,24 +156,24 @@ class Content(ABC):
 
     @abstractmethod
     def body(self, keys: Mapping[Key, int] | None) -> Body:
-        """Return a piece with the current content of these keys, or their removal. None: the whole content."""
+        """Return a piece with the current content or the removal of these keys. None means the whole content."""
 
     @abstractmethod
     def abandon(self) -> bool:
         """End the use by a function that failed or is read-only. Return whether the working copy is proven unchanged.
 
-        Proof is, for example, an empty write-ahead log. Without proof, return False or raise any exception. In each
-        case, close everything that the function opened.
+        Proof is, for example, an empty write-ahead log. Without proof, return False or raise any exception. In all
+        cases, close everything that the function opened.
         """
 
     def resources(self) -> Sequence[Any]:
-        """Return the objects that the function got from this content and that can't be used after the call."""
+        """Return objects that the function got from this content and that become unusable after the call."""
         return ()
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return an error that a function raised, with details that its author needs but couldn't know.
+        """Return an error raised by a function, with details that the function's author needs but couldn't know.
 
-        If the result is a `RequestError`, the call is refused with it instead.
+        If the returned error is a `RequestError`, the server refuses the call with this error.
         """
         return error
 
@@ -187,14 +187,14 @@ class Volume(Content):
     An instance is used in one of two ways:
 
     - An author creates it. It works on its own, without a server, and `build` returns its content.
-    - The server gives it to a call. Then `mount` is set, and the instance uses the working copy `mount.copy()`. The
+    - The server passes it to a call. Then `mount` is set, and the instance uses the working copy `mount.copy()`. The
       first use creates the copy, or takes it from the scratch folder.
 
     Attributes:
-        alternative_types: Other types that a function's parameter may have to get this volume. Each is mapped to the
-            name of the method that returns such an object.
-        written_by: Name and version of the library that lays out the bytes, if another version of the library may lay
-            out the same content differently; else "".
+        alternative_types: Other types that a function's parameter can declare to get this volume. Each type is mapped
+            to the name of the method that returns an object of this type.
+        written_by: Name and version of the library that lays out the bytes. Needed only if another version of the
+            library might lay out the same content differently; else "".
     """
 
     alternative_types: ClassVar[Mapping[type, str]] = {}
@@ -212,7 +212,7 @@ class Volume(Content):
     def __get_pydantic_json_schema__(cls, _schema: Any, _handler: Any) -> dict[str, Any]:
         return {"type": "object", "x-toolpack": cls.kind}
 
-    # Pydantic copies a default value for each environment only if the value isn't hashable.
+    # Unhashable, because pydantic copies only unhashable default values for each environment.
     __hash__ = None  # type: ignore[assignment]
 
     @abstractmethod
@@ -224,7 +224,7 @@ class Volume(Content):
         """Return the first piece: the whole content, from an author's code or from a client's JSON.
 
         Raises:
-            InvalidParamsError: The content is invalid or too large; the message gives the reason.
+            InvalidParamsError: The content is invalid or too large. The message gives the reason.
         """
 
     @classmethod
@@ -232,18 +232,18 @@ class Volume(Content):
     def parse(cls, value: Any) -> Self:
         """Return an instance from the JSON value of `create_session(environment=…)`.
 
-        The value is untrusted. `parse` runs no code in it, such as SQL; `build` does.
+        The value is untrusted. `parse` runs no code that the value contains, such as SQL. `build` does.
 
         Raises:
-            ValueError: The value doesn't fit.
+            ValueError: The value isn't valid for this volume.
         """
 
     def adopt(self, default: "Volume") -> None:
-        """Copy the options of the field's default, but not its content. Called after `parse`."""
+        """Copy the options of the field's default value, but not its content. Called after `parse`."""
 
     @classmethod
     def json_schema(cls, default: "Volume | None") -> Mapping[str, Any]:  # noqa: ARG003 - kinds use it
-        """Return further members of the field's schema, which `list_toolpacks` shows."""
+        """Return additional fields for the schema of the volume, which `list_toolpacks` shows."""
         return {}
 
     @classmethod
@@ -262,7 +262,7 @@ class Volume(Content):
         """Return a working copy with the content of a chain.
 
         Args:
-            bodies: The pieces, the first one first.
+            bodies: The pieces of the chain, in order.
 
         Raises:
             ValueError: The pieces can't be read.
@@ -277,20 +277,20 @@ class Volume(Content):
         """Return the content as a JSON value.
 
         Raises:
-            ResultError: The content can't be read, or exceeds a limit. `at` and `patch` raise it, too.
+            ResultError: The content can't be read, or exceeds a limit. `at` and `patch` also raise this error.
         """
 
     def at(self, steps: Sequence[str], after: str | None, limit: int | None) -> Any:  # noqa: ARG002 - kinds use them
-        """Return the JSON value in the view at the steps of a JSON Pointer.
+        """Return the JSON value that the steps of a JSON Pointer lead to in the view.
 
-        This takes the value from the whole view, and ignores `after` and `limit`. A kind can override it to read less.
+        This method creates the whole view, and ignores `after` and `limit`. A kind can override it to read less.
 
         Args:
-            after: Key of an object after which to begin. None: begin with the first key.
-            limit: Maximum number of keys. None: as many as the view has.
+            after: Begin after this key of the object. None means the first key.
+            limit: Maximum number of keys. None means as many as the view contains.
 
         Raises:
-            LookupError: The view has no such value.
+            LookupError: The view contains no value there.
         """
         value = self.view()
         for step in steps:
@@ -304,7 +304,7 @@ class Volume(Content):
         Args:
             after: The other volume.
             path: JSON Pointer of the volume, the prefix of the operations' paths.
-            text_diffs: Show changes of long texts as diffs.
+            text_diffs: Whether to show changes to long texts as diffs.
         """
 
     @abstractmethod
@@ -347,9 +347,9 @@ class Chain:
     Args:
         name: The volume's name for clients: its toolpack and the path of its attribute, such as `shop/db`.
         parts: Names of its parts, by slot.
-        ids: Blob ids of the parts, by slot; "" if an id isn't known. If all ids are known, they are the cache key of
+        ids: Blob ids of the parts, by slot, or "" for an unknown id. If all ids are known, they are the cache key of
             the working copy.
-        read: Returns the payload of a part.
+        read: Function that returns the payload of a part.
     """
 
     def __init__(
@@ -364,20 +364,20 @@ class Chain:
     def read_pieces(
         self, kind: type[Content], first: PieceInfo | None = None
     ) -> tuple[list[Body], tuple[PieceInfo, ...]]:
-        """Read and check all pieces, and return their content and metadata, the first piece first.
+        """Read and check all pieces. Return their content and metadata, in the order of the chain.
 
         Args:
-            first: Metadata of the first piece, if the caller has its content. Then only the content of later pieces is
-                returned.
+            first: Metadata of the first piece, if the caller already has its content. The returned content then omits
+                this piece.
 
         Raises:
-            StateDamagedError: A piece can't be read, or isn't from this chain.
+            StateDamagedError: A piece can't be read, or doesn't belong to this chain.
         """
-        # A store could lose the newest piece, or return another version's. So each piece names the piece before it, and
-        # the end markers in the slots after the last piece name that piece.
+        # A store could lose the newest piece, or return a piece of another version. So each piece contains the id of
+        # the previous piece, and the end markers in the slots after the last piece contain the last piece's id.
         bodies: list[Body] = []
         pieces: list[PieceInfo] = [] if first is None else [first]
-        unused_payloads: list[bytes] = []  # of the slots after the last piece
+        unused_payloads: list[bytes] = []  # payloads of the slots after the last piece
         for slot, part in enumerate(self.parts):
             if part != part_name(self.name, self.kind, slot):
                 raise damaged_error(self.name)
@@ -406,15 +406,15 @@ class Mount:
     """Access of one call, or one reader, to a volume.
 
     Attributes:
-        read_only: Reason why the volume must not be changed; "" if it may be changed. With a reason, the volume must
-            refuse changes, because other calls may read the same working copy.
+        read_only: Reason why the volume must refuse changes, or "" if it can be changed. Refusal matters because other
+            calls might read the same working copy.
         pinned: Whether the clock and the random generators are pinned during the call.
-        handle: Handle of the session's own working copy. While the call uses the volume: handle of the copy that is
-            read, or of the copy from which the working copy was cloned.
-        working_copy: The working copy, once the call has used the volume. If the call isn't read-only, the copy is
-            open: no other call uses it.
-        error: Reason why there is no working copy. The request is refused, even if the function catches the error.
-        ended: Whether the call has ended. Its function may have kept the volume.
+        handle: Handle of the session's own working copy. While the call uses the volume, this is the handle of the copy
+            that the call reads, or from which its working copy was cloned.
+        working_copy: The working copy. None until the call uses the volume. If the call isn't read-only, the copy is
+            open, so no other call uses it.
+        error: Exception raised when creating the working copy. It fails the request even if the function catches it.
+        ended: Whether the call has ended. Checked because its function might still refer to the volume.
     """
 
     chain: Chain
@@ -428,17 +428,17 @@ class Mount:
     ended: bool = False
 
     def copy(self) -> WorkingCopy:
-        """Return the working copy. A call that isn't read-only may change it.
+        """Return the working copy. A call that isn't read-only can change it.
 
         Raises:
             ValueError: The call has ended.
-            Exception: The working copy can't be created. `error` has this exception, too.
+            Exception: The working copy can't be created. `error` also holds this exception.
         """
         if self.working_copy is None:
             if self.ended:
                 raise self.too_late()
             scratch, key = self.context.scratch, self.chain.key
-            with uninterruptible:  # a deadline between `take` and the assignment would lose the copy
+            with uninterruptible:  # a deadline exception between `take` and the assignment would lose the copy
                 try:
                     if self.read_only and self.volume.is_shareable:
                         self.handle = scratch.share(key, self.handle, self._load)
@@ -464,7 +464,7 @@ def part_name(name: str, kind: str, slot: int) -> str:
 
 
 def is_void(payload: bytes) -> bool:
-    """Return whether a slot's payload isn't a piece: it is void or an end marker."""
+    """Return whether a slot contains no piece, because its payload is void or an end marker."""
     return payload == VOID or payload.startswith(_END_PREFIX)
 
 
@@ -478,18 +478,18 @@ def is_piece(part: str) -> bool:
 
 
 def kind_of(piece: str) -> str:
-    """Return the kind of a part's volume."""
+    """Return the kind of the volume that a part belongs to."""
     return piece.split(SEPARATOR)[-2]
 
 
 def live_name(part: str) -> str:
-    """Return the key of a part's live object in a session's state. All parts of a volume share one key."""
+    """Return the key of a part's live object in a session's state. All parts of a volume have the same key."""
     name, separator, _ = part.partition(SEPARATOR)
     return name + separator
 
 
 def volume_of(part: str) -> str:
-    """Return the name of a part's volume."""
+    """Return the name of the volume that a part belongs to."""
     return part.partition(SEPARATOR)[0]
 
 
@@ -504,14 +504,14 @@ def extend_chain(
     """Return the payloads of the parts that a change writes, and the metadata of the chain's pieces after the change.
 
     If the chain is full, the newest pieces are merged with the change. As few pieces as possible are merged, but each
-    remaining piece must be at least as large as all later pieces together.
+    remaining piece must be at least as large as all pieces after it together.
     """
     slot = len(pieces)
     if slot == MAX_PIECES:
         slot, changed = _plan_merge(pieces, changed)
     piece_id, payload = _pack(chain.kind, pieces[slot - 1].id if slot else "", volume.body(changed if slot else None))
     payloads = {part_name(chain.name, chain.kind, slot): payload}
-    # The slots after the new piece get an end marker that names the piece, so that another version's isn't accepted.
+    # The slots after the new piece get an end marker with its id, so markers of another version aren't accepted.
     unused_slots = range(slot + 1, max(slot + 1, len(pieces)) + 1)
     payloads |= {part_name(chain.name, chain.kind, unused): _end_marker(piece_id) for unused in unused_slots}
     return payloads, (*pieces[:slot], PieceInfo(piece_id, changed if slot else None, len(payload)))
@@ -519,7 +519,7 @@ def extend_chain(
 
 def _plan_merge(pieces: tuple[PieceInfo, ...], changed: Mapping[Key, int]) -> tuple[int, Mapping[Key, int]]:
     """Return the slot of the first piece to merge with a change, and the sizes of all keys in the merged piece."""
-    # Merge from the newest slot before which each piece is at least as large as everything after it.
+    # Find the newest slot such that each piece before the slot is at least as large as everything after that piece.
     for slot in range(len(pieces) - 1, 0, -1):
         changed = {**(pieces[slot].sizes or {}), **changed}
         following = sum(changed.values())
@@ -541,7 +541,7 @@ def _pack(kind: str, previous: str, body: Body) -> tuple[str, bytes]:
 
 
 def _unpack(payload: bytes) -> tuple[Body, str, str]:
-    """Return the content of a piece, its id, and the id of the piece before it. Its seal has been checked already."""
+    """Return the content of a piece, its id, and the id of the previous piece. The caller has checked its seal."""
     end = payload.index(b"\n")
     _kind, piece_id, previous, head = orjson.loads(payload[:end])
     return Body(head, memoryview(payload)[end + 1 :]), piece_id, previous
@@ -567,9 +567,9 @@ def damaged_error(name: str) -> StateDamagedError:
 
 
 def holders(environment: Any, *, of_instances: bool) -> Iterator[tuple[str, Any]]:
-    """Yield each object whose attributes may be volumes, with the prefix of its attributes' paths.
+    """Yield each object that can have volumes as attributes, with the prefix of its attributes' paths.
 
-    These objects are the environment itself, or the instances that it holds.
+    These objects are the environment itself, or the instances in its fields.
     """
     fields = vars(environment)
     if "root" in fields and getattr(type(environment), "__pydantic_root_model__", False):
@@ -592,7 +592,7 @@ def take_out(environment: Any, *, of_instances: bool) -> dict[str, Volume]:
 
 
 def put_in(environment: Any, path: str, volume: Volume, *, of_instances: bool) -> bool:
-    """Set a volume at its path. Return False if the holder of the attribute isn't among the environment's fields."""
+    """Set a volume at its path. Return False if the environment has no object that can hold this attribute."""
     for prefix, holder in holders(environment, of_instances=of_instances):
         if path.startswith(prefix) and "." not in path.removeprefix(prefix):
             holder.__dict__[path.removeprefix(prefix)] = volume

@@ -1,6 +1,6 @@
 """Working copies of volumes, and the metadata of the pieces that they were loaded from.
 
-`volume` has the table of a working copy's states.
+The docstring of `volume` explains volumes, and lists the states of a working copy.
 """
 
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 Key = int | str
-"""Name of one unit of a volume's content: the number of a database page, or the path of a file."""
+"""Name of one unit of a volume's content, such as the number of a database page or the path of a file."""
 
 
 class PieceInfo(NamedTuple):
@@ -16,8 +16,9 @@ class PieceInfo(NamedTuple):
 
     Attributes:
         id: The piece's id. The next piece in the chain refers to it.
-        sizes: Bytes of each key in the piece. None for the first piece, which holds the whole content.
-        size: Total bytes of the piece.
+        sizes: Size in bytes of each key's content in the piece. None for the first piece, which contains the whole
+            volume.
+        size: Total size of the piece in bytes.
     """
 
     id: str
@@ -26,10 +27,10 @@ class PieceInfo(NamedTuple):
 
 
 class WorkingCopy(ABC):
-    """Content of a volume while calls use it: a file, a folder or an object. Only one call at a time may change it.
+    """Content of a volume as a file, a folder or an object, which calls use. At most one call at a time can change it.
 
     Attributes:
-        pieces: Metadata of the pieces whose content the copy equals.
+        pieces: Metadata of the pieces whose content this copy contains.
     """
 
     pieces: tuple[PieceInfo, ...] = ()
@@ -37,12 +38,12 @@ class WorkingCopy(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """Approximate number of bytes in the scratch folder or in memory."""
+        """Approximate size in bytes, in the scratch folder or in memory."""
 
     @abstractmethod
     def clone(self) -> Self:
-        """Return a separate copy that may be changed. Other calls may read this working copy meanwhile."""
+        """Return a separate copy that the caller can change. Meanwhile, other calls can read this working copy."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Free the file, folder or memory. This is called once, after the last use, and must be quick."""
+        """Free the file, folder or memory. The server calls this method once, after the last use. It must be quick."""
