@@ -55,8 +55,8 @@ def test_a_snapshot_of_a_newer_number_is_refused_and_not_changed(store_url, make
     for method, params in [("get_environment", {}), ("run_function", {"function": "add", "kwargs": {"amount": 1}})]:
         error = refused(-32012, bench.rpc, method, session_id=session_id, **params)
         assert error.message == (
-            "The stored state has the format toolpack-snapshot-2; this server reads toolpack-snapshot-1: use a server "
-            "of the version that wrote it."
+            "The stored state has the format toolpack-snapshot-2, but this server reads toolpack-snapshot-1: use a "
+            "server of the version that wrote it."
         )
     assert [each for each in database.dumped().splitlines() if "snapshot" in each] == [
         each for each in before.splitlines() if "snapshot" in each

@@ -52,8 +52,8 @@ def unseal(blob: bytes, fingerprint: str, key: bytes, label: str) -> bytes:
         other = _ANY_HEADER.match(data)
         if other and other[0] != _HEADER:
             raise StateDamagedError(
-                f"The stored state has the format {other[0].decode()}; this server reads {FORMAT}: use a server of the "
-                "version that wrote it."
+                f"The stored state has the format {other[0].decode()}, but this server reads {FORMAT}: use a server of "
+                "the version that wrote it."
             )
         raise StateDamagedError(
             "The stored state fails its keyed hash, because it was damaged or forged, or written with another secret "

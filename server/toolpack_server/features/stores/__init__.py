@@ -1,1 +1,1 @@
-"""Durable stores in SQLite, Postgres and Redis, and a bucket for large blobs of any store."""
+"""Durable stores in SQLite, Postgres and Redis, and a bucket that can keep the large blobs of any store."""

@@ -1,4 +1,4 @@
-"""Helpers for columns of sessions, which all durable stores use: digests of recipes, and JSON that may be damaged.
+"""Helpers of all durable stores for columns of sessions: digests of recipes, and JSON that might be damaged.
 
 A session and all its forks have the same recipe, so a store keeps the recipe once, under its digest.
 """
@@ -28,7 +28,7 @@ def digest(recipe: bytes) -> bytes:
 
 
 def decoder(decode: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that decodes stored data. It then raises `StateDamagedError` if the data is damaged."""
+    """Decorate a function that decodes stored data, so that it raises `StateDamagedError` if the data is damaged."""
 
     @wraps(decode)
     def decoded(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,7 +50,10 @@ def load(text: bytes) -> Any:
 
 
 def labels_match(labels: bytes, wanted: Mapping[str, str]) -> bool:
-    """Return whether a session has all the wanted labels. If its stored labels are damaged, the session has none."""
+    """Return whether a session has all wanted labels.
+
+    A session with damaged labels counts as a session without labels.
+    """
     with suppress(StateDamagedError):
         return not wanted or _has(load(labels), wanted)
     return False
@@ -62,7 +65,7 @@ def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def undamaged(decode: Callable[[R], T], rows: Iterable[R]) -> Iterator[T]:
-    """Decode rows, and skip damaged rows, so that a list has all other sessions."""
+    """Decode rows, and skip damaged rows, so that a list still contains all other sessions."""
     for row in rows:
         with suppress(StateDamagedError):
             yield decode(row)

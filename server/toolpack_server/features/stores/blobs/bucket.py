@@ -1,11 +1,11 @@
-"""Bucket of a store's objects: a folder, or a bucket of an object store. Each blob outside the store is one object.
+"""Bucket of a store's objects: a folder, or a bucket in an object store. Each blob outside the store is one object.
 
-An object is written once, under a unique name, before the store refers to it. Requests run in parallel, through the
-library obstore. A request that takes too long raises `OverloadedError`.
+An object is written once, under a unique name, before the store refers to it. The library obstore sends the requests,
+which run in parallel. A request that takes too long raises `OverloadedError`.
 
-A folder may be unmounted while the server runs. Writes would then succeed in the wrong place, and all objects would
-seem to be missing. So the store has a *marker* object in the bucket. Only if the marker is there, an object counts as
-written or as missing.
+A folder can be unmounted while the server runs. Writes would then succeed in the wrong place, and all objects would
+seem to be missing. So the store keeps a *marker* object in the bucket. An object counts as written or as missing only
+if the marker exists.
 """
 
 import datetime as dt
@@ -45,11 +45,11 @@ class Bucket:
     """The objects of one store in a folder or a bucket.
 
     Args:
-        url: URL of the folder or the bucket. Several stores may use the same URL.
-        name: Name of the store. All its objects are in a folder of this name.
+        url: URL of the folder or the bucket. Several stores can use the same URL.
+        name: Name of the store. All its objects are in a folder with this name.
 
     Raises:
-        SettingsError: The URL is wrong or can't be used.
+        SettingsError: The URL is wrong, or the folder or bucket can't be used.
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -85,15 +85,16 @@ class Bucket:
         self._threads = ThreadPoolExecutor(MAX_REQUESTS, "blobs")
 
     def check(self, *, new: bool) -> None:
-        """Check that objects can be written, and that the marker is there. For a new store, write the marker.
+        """Check that objects can be written, and that the marker exists. For a new store, write the marker.
 
-        If an old store's objects can't be written now, that is only logged. Calls that need no object still work.
+        If objects of an existing store can't be written now, only log that, because calls that need no object still
+        work.
 
         Args:
             new: Whether the store has no objects yet.
 
         Raises:
-            SettingsError: The marker is missing, so the store's blobs are elsewhere. Or the store is new, and its
+            SettingsError: The marker is missing, so the store's blobs must be elsewhere. Or the store is new, and its
                 objects can't be written.
         """
         name, marker = f"{self._name}/check", f"{self._name}/{MARKER}"
@@ -114,16 +115,16 @@ class Bucket:
             raise SettingsError(f"Blobs can't be kept where TOOLPACK_BLOBS_URL says: {_first_line(error)}.") from None
 
     def ping(self) -> None:
-        """Raise `OverloadedError` if the marker is missing, so that the store's blobs are elsewhere.
+        """Raise `OverloadedError` if the marker is missing, because the store's blobs must then be elsewhere.
 
-        A folder is checked each time. An object store is checked only if the marker was missing before. So an object
-        store that can't be reached is no error here, because calls that need no object still work.
+        A folder is checked each time. An object store is checked only if the marker was missing before. An object store
+        that can't be reached raises no error here, because calls that need no object still work.
         """
         if self._folder is not None or self._is_misplaced:
             self._do(self._require_marker)
 
     def put(self, bodies: Mapping[str, bytes]) -> None:
-        """Write objects. When this method returns, all are stored.
+        """Write objects. When this method returns, all objects are stored.
 
         Args:
             bodies: The bytes of the objects, by name.
@@ -144,7 +145,7 @@ class Bucket:
             else:
                 self._require_marker()
                 self._each(put, [*bodies])
-                self._require_marker()  # because the folder may have been unmounted meanwhile
+                self._require_marker()  # the folder might have been unmounted meanwhile
 
         self._do(put_all)
 
@@ -178,7 +179,7 @@ class Bucket:
         return self._do(get_all)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete objects, in as few requests as the object store allows. Ignore objects that don't exist.
+        """Delete objects, with as few requests as the object store allows. Ignore objects that don't exist.
 
         Raises:
             OverloadedError: The objects can't be deleted now.
@@ -199,7 +200,7 @@ class Bucket:
         self._do(delete_all)
 
     def pages(self) -> Iterator[Sequence[tuple[str, float]]]:
-        """Yield all objects in pages: for each its name, and its write time in seconds since the epoch.
+        """Yield all objects in pages. Each object is its name, and its write time in seconds since the epoch.
 
         Raises:
             OverloadedError: The objects can't be listed now.
@@ -211,12 +212,12 @@ class Bucket:
                 return
             for page in obstore.list(self._store, self._name, chunk_size=PAGE_SIZE):
                 listed = [(entry["path"][begin:], entry["last_modified"].timestamp()) for entry in page]
-                yield [pair for pair in listed if "." in pair[0]]  # without the marker and the object of `check`
+                yield [pair for pair in listed if "." in pair[0]]  # omit the marker and the object that `check` writes
         except (BaseError, OSError) as error:
             raise self._unreachable(error) from error
 
     def swept_at(self) -> float:
-        """Return the time of the last sweep by any server. The time is from the clock that dates the objects."""
+        """Return the time of the last sweep by any server, according to the clock that dates the objects."""
         return self._do(self._require_marker)
 
     def note_sweep(self) -> float:
@@ -227,7 +228,8 @@ class Bucket:
                 self._require_marker()
                 obstore.put(self._store, f"{self._name}/{MARKER}", b"", use_multipart=False)
             else:
-                with (self._folder / self._name / MARKER).open("r+b") as marker:  # doesn't create a missing file
+                # Unlike `touch`, this doesn't create a missing file.
+                with (self._folder / self._name / MARKER).open("r+b") as marker:
                     marker.write(b"\n")
             return self._require_marker()
 
@@ -276,20 +278,23 @@ class Bucket:
         return written
 
     def _may_exist(self, path: str) -> bool:
-        """Return whether obstore may open an object. In a folder, only a regular file: a pipe could block forever."""
+        """Return whether obstore may open an object.
+
+        In a folder, only regular files are safe, because a pipe could block forever.
+        """
         return self._folder is None or _written_at(self._folder / path) is not None
 
     def _unreachable(self, error: Exception) -> OverloadedError:
-        """Return the error for clients, and log the first of several failures."""
+        """Return the error for clients. Log the failure, unless the previous request also failed."""
         if not self._is_away:
             self._is_away = True
             log.warning("The blobs' object store can't be used now: %s", _first_line(error))
-        # Without the cause, because it has names of hosts and buckets, which clients mustn't see.
+        # The message omits the cause, because it contains names of hosts and buckets, which clients mustn't see.
         return OverloadedError(f"The blobs' object store can't be used now: {RETRY}")
 
 
 def _files(folder: Path) -> Iterator[list[tuple[str, float]]]:
-    """Yield the files in the subfolders of a folder, in pages: for each its name and its write time."""
+    """Yield the files in the subfolders of a folder, in pages. Each file is its name and its write time."""
     for subfolder in [*folder.iterdir()] if folder.is_dir() else []:
         if subfolder.is_dir():
             with os.scandir(subfolder) as entries:
@@ -300,7 +305,7 @@ def _files(folder: Path) -> Iterator[list[tuple[str, float]]]:
 
 
 def _written_at(path: Path | os.DirEntry[str]) -> float | None:
-    """Return the write time of a regular file, or None if there is no regular file at the path."""
+    """Return the write time of a regular file, or None if the path isn't a regular file."""
     try:
         status = path.stat()
     except OSError as error:
@@ -311,5 +316,5 @@ def _written_at(path: Path | os.DirEntry[str]) -> float | None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message. Obstore's further lines are details of its code."""
+    """Return the first line of an error's message, because obstore adds lines about its own code."""
     return str(error).partition("\n")[0].rstrip(".")

@@ -1,7 +1,7 @@
 """Command `toolpack-server blobs`, which compares the objects outside a store with the stubs in the store.
 
-The command changes nothing. A server may use the store at the same time, so an object without a stub may get a stub
-later.
+A *stub* is a few bytes that the store contains in place of a large blob. The command changes nothing. A server can use
+the store at the same time, so an object without a stub might get a stub later.
 """
 
 from collections.abc import Iterator
@@ -41,13 +41,13 @@ def blobs(*, check: bool, store: str | None, data_dir: Path | None) -> None:
 
 
 def count_objects(store: Any) -> tuple[int, list[str], int]:
-    """Return the number of objects that have stubs, the names of the missing objects, and the number without stubs."""
+    """Return the number of objects with stubs, the names of missing objects, and the number without stubs."""
     ids = {blob for parts in _all_parts(store) for blob in parts.values()}
     before = store.named(ids)
     listed = store.listed()
     unnamed = store.unnamed(listed)
     gone = before - {*listed}
-    # Look again for the stubs: an object that was deleted together with its stub meanwhile isn't missing.
+    # Look for the stubs again, because an object that was deleted together with its stub meanwhile isn't missing.
     missing = sorted(gone - {*store.unnamed([*gone])})
     return len(listed) - len(unnamed) + len(missing), missing, len(unnamed)
 

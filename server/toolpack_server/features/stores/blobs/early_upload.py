@@ -1,6 +1,6 @@
 """Hook that uploads large blobs before their commit, in the thread of the call that created them.
 
-One transaction commits many calls, so it shouldn't wait for the object store.
+One transaction commits many calls, so the transaction shouldn't wait for the object store.
 """
 
 from toolpack_server.engine.state import Effect
@@ -10,7 +10,7 @@ from toolpack_server.stores.base import StoredSession
 
 
 class UploadBeforeCommit(OperationHook):
-    """Hook for all sessions, if the store keeps large blobs outside."""
+    """Hook for all sessions of a store that keeps large blobs outside."""
 
     def __init__(self, context: SessionContext) -> None:
         self._upload = getattr(context.store, "upload_before_commit", None)

@@ -11,7 +11,7 @@ from toolpack_server.wiring.feature import Feature
 
 
 def outside(store: SessionStore, settings: Settings) -> SessionStore:
-    """Return a store that keeps large blobs at `TOOLPACK_BLOBS_URL`, or the unchanged store without this setting.
+    """Return a store that keeps large blobs at `TOOLPACK_BLOBS_URL`, or the same store if this setting isn't set.
 
     Raises:
         SettingsError: The URL can't be used. Or the URL isn't set, but the store already has blobs outside.
@@ -24,7 +24,7 @@ def outside(store: SessionStore, settings: Settings) -> SessionStore:
         return wrapped  # type: ignore[no-any-return]
     if hasattr(store, "outside_name") and store.outside_name(""):
         store.close()
-        raise SettingsError("This store has blobs outside it: set TOOLPACK_BLOBS_URL to their location.")
+        raise SettingsError("This store keeps blobs outside it: set TOOLPACK_BLOBS_URL to their location.")
     return store
 
 

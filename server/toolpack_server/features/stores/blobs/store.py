@@ -1,11 +1,11 @@
 """Wrapper of a store, which keeps large blobs as objects in a bucket.
 
-The inner store decides which blobs exist. For a large blob it has a stub with the name of an object. The object is
-written before its stub.
+The inner store decides which blobs exist. For a large blob, the inner store contains a stub with the name of an object.
+The object is written before its stub.
 
-Each object has a unique name, even if two objects have the same content. So the object of a deleted stub can be
+Each object has a unique name, even if two objects have the same content. So after a stub was deleted, its object can be
 deleted, even if the same blob is written again meanwhile. The name ends with a checksum. A body that doesn't match the
-checksum isn't cached, so it is read again next time.
+checksum isn't cached, so the object is read again the next time.
 
 After a crash between an upload and its commit, an object has no stub. A *sweep* deletes such unnamed objects when they
 are old.
@@ -32,17 +32,19 @@ from toolpack_server.stores.blob_stubs import MARK, name_of, size_of, stub
 
 MIN_BYTES = 32 * 1024  # minimum size of a blob outside the store; for a smaller blob, an object costs more than a row
 CACHE_BYTES = 64 * 2**20  # size of the cache of blobs, in addition to the cache of sessions
-MAX_UPLOADED = 4096  # maximum number of stubs of uploaded blobs that wait for their commit
+MAX_UPLOADED = 4096  # maximum number of uploaded blobs that wait for their commit
 DELETION_BATCH_SIZE = 256  # number of objects that one request deletes
 SWEEP_SECONDS = 6 * 3600.0  # interval between sweeps by any server
 SWEEP_CHECK_SECONDS = 600.0  # interval at which a server checks whether a sweep is due
-UNNAMED_SECONDS = 24 * 3600.0  # a sweep deletes an unnamed object of this age; a younger object may get its stub yet
+# Age at which a sweep deletes an unnamed object; a younger object might still get its stub.
+UNNAMED_SECONDS = 24 * 3600.0
 LOOKUP_BATCH_SIZE = 50  # number of blobs that are looked up at a time
-_PLAIN = re.compile(r"[A-Za-z0-9_-]{2,100}")  # blob ids that may be part of an object's name; all ids of the server
+# Blob ids that can be part of an object's name. All ids that the server creates match this pattern.
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{2,100}")
 
 
 def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "OutsideBlobs":
-    """Wrap a store, so that it keeps large blobs at a URL.
+    """Wrap a store so that it keeps large blobs at a URL.
 
     Args:
         inner: The store.
@@ -57,7 +59,8 @@ def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "Outsid
     name = inner.outside_name("")
     if not name:
         new = secrets.token_hex(8)
-        Bucket(url, new).check(new=True)  # before the store has the name, because the marker must then exist
+        # Check before the store saves the name, because from then on the marker must exist.
+        Bucket(url, new).check(new=True)
         name = inner.outside_name(new)
     objects = Bucket(url, name)
     objects.check(new=False)
@@ -65,7 +68,7 @@ def opened(inner: SessionStore, url: str, min_bytes: int = MIN_BYTES) -> "Outsid
 
 
 class OutsideBlobs:
-    """Store that keeps large blobs as objects in a bucket. Methods that aren't defined here call the inner store.
+    """Store that keeps large blobs as objects in a bucket. Methods not defined here are the inner store's.
 
     Args:
         inner: The inner store.
@@ -82,7 +85,7 @@ class OutsideBlobs:
         self._dropped: deque[str] = deque()  # names of objects to delete
         self._background = ThreadPoolExecutor(1, "blobs")
         self._cleanup: Future[None] | None = None
-        self._next_check = time.monotonic()  # time of the next check whether a sweep is due
+        self._next_check = time.monotonic()  # time at which to check again whether a sweep is due
         self._closed = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -103,12 +106,12 @@ class OutsideBlobs:
         except MissingBlobError:
             if len(stubs) == len(large):
                 raise
-            # A blob that the store had when `_stubs` looked was deleted meanwhile, so upload all.
+            # A blob that the store contained during `_stubs` was deleted meanwhile, so upload all.
             stubs = self._upload(large)
             self._inner.create(sessions, parts, {**_without(blobs, large), **stubs}, history)
 
     def commit(self, commits: Sequence[Commit]) -> list[bool]:
-        """Upload the large blobs that weren't uploaded before, then apply the commits with stubs."""
+        """Upload the large blobs that weren't uploaded before. Then apply the commits with stubs in their place."""
         large: dict[str, bytes] = {}
         for commit in commits:
             if commit.blobs:
@@ -118,7 +121,8 @@ class OutsideBlobs:
             return answers
         stubs = self._stubs(large)
         answers = self._inner.commit(_with_stubs(commits, large, stubs))
-        if len(stubs) < len(large) and not all(answers):  # upload all, as in `create`, and send all commits again
+        # Upload all for the same reason as in `create`, and send all commits again.
+        if len(stubs) < len(large) and not all(answers):
             answers = self._inner.commit(_with_stubs(commits, large, self._upload(large)))
         return answers
 
@@ -144,7 +148,7 @@ class OutsideBlobs:
             return bodies
         missing = self._fill(bodies, stubs)
         if missing:
-            # The blobs may have been deleted after the store was read, and may be stored again under other names.
+            # The blobs might have been deleted after the store was read, and stored again under other names.
             again = self._inner.blobs(missing)
             moved = {blob: body for blob, body in again.items() if name_of(body) not in {None, name_of(stubs[blob])}}
             missing = [*{*missing} - {*moved}, *self._fill(bodies, moved)]
@@ -157,7 +161,7 @@ class OutsideBlobs:
         """Clean up the inner store, and start to delete objects in the background."""
         self._inner.clean_up()
         if self._cleanup is None or self._cleanup.done():
-            with contextlib.suppress(RuntimeError):  # the store is closed
+            with contextlib.suppress(RuntimeError):  # the store was closed
                 self._cleanup = self._background.submit(self._delete_objects)
 
     def ping(self) -> None:
@@ -174,8 +178,9 @@ class OutsideBlobs:
     # Objects
 
     def _large(self, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the blobs to keep outside the store."""
-        # A small blob that begins like a stub belongs outside, too, because in the store it would be read as a stub.
+        """Return the blobs that belong outside the store."""
+        # A small blob that begins like a stub also belongs outside, because inside the store it would be read as a
+        # stub.
         return {
             blob: body
             for blob, body in blobs.items()
@@ -183,7 +188,7 @@ class OutsideBlobs:
         }
 
     def _stubs(self, large: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return stubs for the blobs that the store doesn't have. Upload a blob unless it was uploaded before.
+        """Return stubs for the blobs that the store doesn't contain. Upload each of them unless it was uploaded before.
 
         A stub is used only once.
         """
@@ -222,10 +227,11 @@ class OutsideBlobs:
             self._delete_dropped()
             if time.monotonic() >= self._next_check:
                 self._next_check = time.monotonic() + SWEEP_CHECK_SECONDS
-                if abs(time.time() - self._objects.swept_at()) > SWEEP_SECONDS:  # `abs`, because a clock may be wrong
+                # `abs`, because the last sweep can lie in the future if a clock was wrong.
+                if abs(time.time() - self._objects.swept_at()) > SWEEP_SECONDS:
                     self._next_check = time.monotonic() + SWEEP_SECONDS
                     self.sweep()
-        except OverloadedError:  # the next call tries again
+        except OverloadedError:  # the next call of `clean_up` tries again
             log.debug("Blobs could not be deleted now")
         except Exception:
             log.exception("Blobs could not be deleted")
@@ -246,7 +252,7 @@ class OutsideBlobs:
     def sweep(self, age: float = UNNAMED_SECONDS) -> int:
         """Delete the objects without stubs that are older than `age` seconds. Return their number.
 
-        Several servers may sweep at the same time. Ages are measured with the clock that dates the objects, not with
+        Several servers can sweep at the same time. Ages are measured with the clock that dates the objects, not with
         the servers' clocks.
         """
         deleted, now = 0, self._objects.note_sweep()
@@ -261,7 +267,7 @@ class OutsideBlobs:
         return deleted
 
     def unnamed(self, names: Sequence[str]) -> list[str]:
-        """Return the names of objects that no stub has."""
+        """Return the names of objects that no stub contains."""
         named = self.named({name.partition("/")[2].partition(".")[0] for name in names})
         return [name for name in names if name not in named]
 
@@ -275,7 +281,7 @@ class OutsideBlobs:
 
 
 def _named(store: Any, ids: Collection[str]) -> dict[str, str | None]:
-    """Return the object name of each blob that the store has, or None for a blob without an object."""
+    """Return the object name of each blob that the store contains, or None for a blob without an object."""
     named: dict[str, str | None] = {}
     left = deque(ids)
     while left:
@@ -295,12 +301,15 @@ def _checksum(body: bytes) -> str:
 
 
 def _without(blobs: Mapping[str, Any], others: Collection[str]) -> dict[str, Any]:
-    """Return the blobs except those with an id in `others`."""
+    """Return the blobs whose id isn't in `others`."""
     return {blob: body for blob, body in blobs.items() if blob not in others}
 
 
 def _with_stubs(commits: Sequence[Commit], large: Collection[str], stubs: Mapping[str, bytes]) -> list[Commit]:
-    """Return the commits with stubs in place of large blobs. A large blob without a stub is omitted: it is stored."""
+    """Return the commits with stubs in place of large blobs.
+
+    Omit a large blob without a stub, because it is already stored.
+    """
     return [
         commit._replace(
             blobs={

@@ -1,7 +1,7 @@
 """Batches of commits to the Postgres store.
 
 A batch is usually one statement, so it takes one round trip and one write to Postgres' log. The statement that writes a
-commit also checks the commit, by the rule of `history.follows`.
+commit also checks the commit, according to the rule in `history.follows`.
 """
 
 from collections import Counter
@@ -15,10 +15,10 @@ from toolpack_server.stores.blob_stubs import size_of
 
 
 def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[bool]:
-    """Apply commits in order. Return for each whether it is stored."""
+    """Apply commits in order. For each commit, return whether it is stored."""
     if not commits:
         return []
-    # One statement is enough if the commits are of different sessions and bring all their blobs.
+    # One statement is enough if the commits belong to different sessions and contain all their blobs.
     if len({commit.session_id for commit in commits}) == len(commits) and all(
         commit.blobs.keys() >= {*commit.parts.values()} for commit in commits
     ):
@@ -34,7 +34,7 @@ def apply(connections: PostgresConnections, commits: Sequence[Commit]) -> list[b
 
 
 def _one_by_one(connection: PostgresConnection, commits: Sequence[Commit]) -> set[int]:
-    """Apply commits that may depend on each other or on stored blobs. Return the indices of the stored commits."""
+    """Apply commits that might depend on each other or on stored blobs. Return the indices of the stored commits."""
     blob_ids = sorted({blob for commit in commits for blob in commit.parts.values()})
     sessions = sorted({commit.session_id for commit in commits})
     _, rows = connection.run([(sql.LOCK_HEADS, (sessions,)), (sql.SIZES, (blob_ids,))])
@@ -58,7 +58,7 @@ def _statement(commits: Sequence[Commit], sizes: Mapping[str, int]) -> Statement
 
     Args:
         commits: The commits.
-        sizes: Sizes of the stored blobs that they refer to, by blob id.
+        sizes: Sizes of the stored blobs that the commits refer to, by blob id.
     """
     rows: list[tuple[Any, ...]] = []
     changes: list[tuple[Any, ...]] = []
@@ -78,7 +78,7 @@ def _statement(commits: Sequence[Commit], sizes: Mapping[str, int]) -> Statement
 
 
 def _same(commits: Sequence[Commit]) -> Statement:
-    """Return the statement that finds the commits with records that are stored already."""
+    """Return the statement that finds commits whose records are already stored."""
     records = [commit.record for commit in commits]
     rows = [(record.index, record.version, record.call_id, record.id, record.body) for record in records]
     columns = map(list, zip(*rows, strict=True))

@@ -1,14 +1,15 @@
-"""Connections of the Postgres store, which check the server, migrate its tables, and retry requests.
+"""Connections of the Postgres store. This module checks the server, migrates its tables, and retries requests.
 
-Statements that are sent together are one transaction, take one round trip, and are idempotent. So they are sent again
-for some seconds if the answer was lost. After that, `OverloadedError` is raised.
+Statements that are sent together form one transaction, take one round trip, and are idempotent. So if the response was
+lost, they are sent again for some seconds. After that, `OverloadedError` is raised.
 
 This module uses libpq, which psycopg contains, but not psycopg's cursors. A cursor takes three times the CPU time for a
-statement, and waits for an answer without a timeout. Psycopg's pool isn't used, either, because it reconnects with
+statement, and waits for a response without a timeout. Psycopg's pool isn't used either, because it reconnects with
 growing delays while a standby takes over. `hosts.py` opens the connections.
 
-A Postgres with a synchronous standby acknowledges a commit when the standby has the commit. If that wait is canceled,
-Postgres acknowledges the commit anyway, with a warning. So an answer with a warning counts as lost.
+A Postgres with a synchronous standby acknowledges a commit when the standby has received the commit. If the wait for
+the standby is canceled, Postgres acknowledges the commit anyway, with a warning. So a response with a warning counts as
+lost.
 """
 
 import select
@@ -35,9 +36,9 @@ Statement = tuple[str, Sequence[Any]]
 Rows = list[tuple[Any, ...]]
 
 MIN_VERSION = 130000
-MAX_CONNECTIONS = 8  # maximum number of connections of a process; by default a Postgres accepts 100 in total
-ANSWER_SECONDS = 5.0  # timeout of the next bytes of an answer
-GIVE_UP_SECONDS = 5.0  # after this time no further attempt is made
+MAX_CONNECTIONS = 8  # maximum number of connections of a process; by default, a Postgres accepts 100 in total
+ANSWER_SECONDS = 5.0  # timeout for the next bytes of a response
+GIVE_UP_SECONDS = 5.0  # no further attempt is made after this time
 MAX_DELAY_SECONDS = 0.25  # maximum delay between two attempts
 # Settings of a connection. With these, all joins use an index, even for tables without statistics.
 _SET = {
@@ -57,7 +58,7 @@ SET_UP = "SELECT " + ", ".join(f"set_config('{name}', '{value}', false)" for nam
 UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
 BUSY = "All connections to the store are in use: send the request again, with the same call_id."
 REFUSED = "The store refuses to change anything now ({}); nothing was changed."
-# SQLSTATEs after which a retry may succeed. The connection or the primary was lost, or the transaction was canceled,
+# SQLSTATEs after which a retry can succeed. The connection or the primary was lost, or the transaction was canceled,
 # conflicted with another transaction, or waited too long for a lock.
 TEMPORARY = ("08", "40", "57", "25006", "55P03", "25P03")
 LIMITED = ("53", "54000", "58")  # SQLSTATEs for no disk space, no memory, no free connection, or a disk error
@@ -65,7 +66,7 @@ DAMAGED = ("XX001", "XX002")  # SQLSTATEs for damaged tables or indices
 
 
 class PostgresConnection:
-    """One connection. Only one thread may use it at a time."""
+    """One connection, which only one thread at a time can use."""
 
     def __init__(self, hosts: Hosts) -> None:
         self._libpq: Any = hosts.connect()
@@ -74,7 +75,7 @@ class PostgresConnection:
         self._libpq.nonblocking = 1
         self._libpq.enter_pipeline_mode()
         self._poll = select.poll()
-        self._prepared: dict[str, bytes] = {}  # names of prepared statements, by their text
+        self._prepared: dict[str, bytes] = {}  # names of prepared statements, by SQL text
         self._number = 0  # number of the last prepared statement
         self.server_version = self._libpq.server_version
         try:
@@ -88,10 +89,12 @@ class PostgresConnection:
         self._warning = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"a warning").decode()
 
     def run(self, statements: Sequence[Statement]) -> list[Rows]:
-        """Send statements together, and return the rows of each. Outside a transaction they are one transaction.
+        """Send statements together, and return the rows of each.
+
+        Outside a transaction, the statements form one transaction.
 
         Raises:
-            LostError: The answer was lost, or a retry may succeed.
+            LostError: The response was lost, or a retry can succeed.
             OverloadedError: The server lacks space, memory or connections.
             StateDamagedError: The tables are damaged.
         """
@@ -103,7 +106,7 @@ class PostgresConnection:
             raise LostError(str(error)) from error
         for answer in answers:
             if answer.status == pq.ExecStatus.FATAL_ERROR:
-                for index, text in preparations:  # forget the statements that weren't prepared because of the error
+                for index, text in preparations:  # Forget the statements that weren't prepared because of the error
                     if answers[index].status != pq.ExecStatus.COMMAND_OK:
                         del self._prepared[text]
                 _raise_error(answer)
@@ -112,10 +115,10 @@ class PostgresConnection:
         return [_rows(answers[index]) for index in indices]
 
     def _send(self, statements: Sequence[Statement]) -> tuple[list[int], list[tuple[int, str]]]:
-        """Send statements, after preparing new texts.
+        """Send statements, after preparing those with a new SQL text.
 
         Returns:
-            The index of each statement's answer, and the index and the text of each preparation.
+            The index of each statement's response, and the index and the SQL text of each preparation.
         """
         indices, preparations, count = [], [], 0
         for text, parameters in statements:
@@ -135,7 +138,7 @@ class PostgresConnection:
         return indices, preparations
 
     def _answers(self) -> list[Any]:
-        """Read the answers to all sent statements."""
+        """Read the responses to all statements that were sent."""
         answers: list[Any] = []
         while True:
             unsent = self._libpq.flush()
@@ -153,7 +156,10 @@ class PostgresConnection:
 
     @property
     def status(self) -> Any:
-        """The transaction status. `IDLE` means no transaction and no unread answer. `ACTIVE` means unread answers."""
+        """The transaction status.
+
+        `IDLE` means no transaction and no unread responses. `ACTIVE` means unread responses.
+        """
         return self._libpq.transaction_status
 
     def close(self) -> None:
@@ -162,14 +168,14 @@ class PostgresConnection:
 
 
 def _rows(answer: Any) -> Rows:
-    """Decode the rows of an answer."""
+    """Decode the rows of a response."""
     kinds = [DECODE[answer.ftype(column)] for column in range(answer.nfields)]
     columns = range(answer.nfields)
     return [decode_row(kinds, [answer.get_value(row, column) for column in columns]) for row in range(answer.ntuples)]
 
 
 def _raise_error(answer: Any) -> None:
-    """Raise the error of an answer as the error of a store."""
+    """Raise the store error for the error in a response."""
     code = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"08000").decode()
     message = (answer.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
     if code.startswith(TEMPORARY):
@@ -182,7 +188,7 @@ def _raise_error(answer: Any) -> None:
 
 
 class PostgresConnections:
-    """Connections to one database, one for each thread that uses it at the same time, up to `MAX_CONNECTIONS`.
+    """Connections to one database: one for each thread that uses it at the same time, up to `MAX_CONNECTIONS`.
 
     Raises:
         SettingsError: The URL is wrong, or the server can't be used.
@@ -214,7 +220,7 @@ class PostgresConnections:
         return self._retry(lambda connection: connection.run(statements))
 
     def transaction(self, work: Callable[[PostgresConnection], T]) -> T:
-        """Call `work`, which may take several round trips, in one transaction, with retries after temporary errors.
+        """Call `work`, which can take several round trips, in one transaction, with retries after temporary errors.
 
         Raises:
             OverloadedError: The server can't be used now.
@@ -253,7 +259,7 @@ class PostgresConnections:
 
     @contextmanager
     def _connection(self) -> Iterator[PostgresConnection]:
-        """Lend a connection to a block. Raise `OverloadedError` if all are in use for too long."""
+        """Lend a connection to a `with` block. Raise `OverloadedError` if all connections are in use for too long."""
         if not self._free.acquire(timeout=GIVE_UP_SECONDS):
             raise OverloadedError(BUSY)
         try:
@@ -265,7 +271,7 @@ class PostgresConnections:
                 yield connection
             except LostError:
                 connection.close()
-                self._close_idle()  # the other connections are probably broken, too
+                self._close_idle()  # the other connections are probably also broken
                 raise
             finally:
                 self._return(connection)
@@ -273,7 +279,7 @@ class PostgresConnections:
             self._free.release()
 
     def _return(self, connection: PostgresConnection) -> None:
-        """Keep a connection for the next use, unless it has a transaction or unread answers. Then close it.
+        """Keep a connection for the next use, or close it if it has an open transaction or unread responses.
 
         This method also runs after any error.
         """
@@ -299,7 +305,7 @@ class PostgresConnections:
 
 
 def _format(connection: PostgresConnection) -> int:
-    """Return the schema number of the tables, or 0 if there are no tables.
+    """Return the schema number of the tables, or 0 if the tables don't exist.
 
     Raises:
         SettingsError: Postgres is too old, or the tables belong to a newer version of this server.

@@ -1,7 +1,8 @@
 """Deletion of sessions from the Postgres store.
 
-One transaction deletes up to 256 sessions with all their data. Sessions that are forks or have forks are deleted by
-only one transaction at a time. Otherwise two transactions could each keep a session that has no forks any more.
+One transaction deletes up to 256 sessions with all their data. Only one transaction at a time deletes sessions that are
+forks or have forks. Otherwise, two transactions that each delete one of a session's last two forks could both keep the
+session.
 """
 
 from collections import Counter
@@ -74,7 +75,7 @@ def _delete_in_families(connection: PostgresConnection, rows: Rows) -> None:
     (forks,) = connection.run([(sql.FORKS, ([id_ for _, id_, _, _ in kept],))])
     last: dict[Any, Any] = dict(forks)
     for key, id_, _, parent in kept:
-        # Version 0 stays unless the session is itself a fork.
+        # Version 0 stays, unless the session is itself a fork.
         connection.run([(sql.REMOVE_LATER_RECORDS, (key, last[id_])), (sql.COUNT_RECORDS, (key, last[id_]))])
         remove_references(connection, (sql.REMOVE_CHANGES_FROM, (key, 1 if parent is None else 0)))
 

@@ -1,7 +1,7 @@
-"""Hosts of a Postgres, and the connection to the host with the primary.
+"""Hosts of a Postgres, and the way to connect to the host with the primary.
 
-This module waits for the connection itself, because psycopg holds the interpreter's lock while libpq waits. So a
-machine that doesn't answer would block all threads of this process.
+This module itself waits for the connection. Psycopg would hold the interpreter's lock while libpq waits, so a host that
+doesn't respond would block all threads of this process.
 """
 
 import select
@@ -15,22 +15,22 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from toolpack_server.base.errors import SettingsError
 
-CONNECT_SECONDS = 2.0  # default timeout for one address
+CONNECT_SECONDS = 2.0  # default timeout for connecting to one address
 DEFAULTS = {
-    "target_session_attrs": "read-write",  # connects only to the primary if the URL has several hosts
+    "target_session_attrs": "read-write",  # if the URL contains several hosts, connect only to the primary
     "tcp_user_timeout": "5000",
     "application_name": "toolpack-server",
 }
-LISTS = ("host", "hostaddr", "port")  # parameters that may have several values
+LISTS = ("host", "hostaddr", "port")  # parameters that can contain several values
 _WAITS = {pq.PollingStatus.READING: select.POLLIN, pq.PollingStatus.WRITING: select.POLLOUT}
 
 
 class LostError(Exception):
-    """The answer was lost, or Postgres asks for a retry. The request may have changed data or not."""
+    """The response was lost, or Postgres asks for a retry. It is unknown whether the request has changed data."""
 
 
 class Hosts:
-    """The hosts in a libpq URL, or in libpq's environment variables if the URL has none.
+    """The hosts in a libpq URL, or in libpq's environment variables if the URL contains no host.
 
     Raises:
         SettingsError: The URL is wrong.
@@ -41,7 +41,7 @@ class Hosts:
             options = {name: str(value) for name, value in conninfo_to_dict(url).items()}
             seconds = int(options.get("connect_timeout", 0))
         except (Error, ValueError) as error:
-            # Without the quoted text, which is from the URL and may contain a password.
+            # Omit the quoted text, which comes from the URL and might contain a password.
             reason = (
                 str(error).partition(': "')[0].strip()
                 if isinstance(error, Error)
@@ -82,7 +82,7 @@ class Hosts:
     def _addresses(self, errors: list[str]) -> Iterator[dict[str, Any]]:
         """Yield the connection options of each address, and append errors of name lookups to `errors`.
 
-        libpq could look up the names of hosts, too, but it would hold the interpreter's lock meanwhile.
+        libpq could also look up the names of hosts, but this would hold the interpreter's lock.
         """
         for options in self._hosts:
             host = options.get("host", "")
@@ -97,11 +97,11 @@ class Hosts:
             yield from ({**options, "hostaddr": address[0]} for *_, address in addresses)
 
     def _wait_connected(self, libpq: Any) -> bool:
-        """Wait until the connection is open. Return False if it failed or timed out."""
+        """Wait until the connection is open. Return False if connecting failed or timed out."""
         deadline = time.monotonic() + self._seconds
-        event = select.POLLOUT  # libpq's documentation requires to begin with this event
+        event = select.POLLOUT  # libpq's documentation requires that the wait begins with this event
         while libpq.status != pq.ConnStatus.BAD:
-            poll = select.poll()  # the socket may change in each round
+            poll = select.poll()  # libpq can change the socket in each round
             poll.register(libpq.socket, event)
             if not poll.poll(max(0, deadline - time.monotonic()) * 1000):
                 return False

@@ -1,7 +1,8 @@
 """List of sessions in the Postgres store.
 
-A page of the list is one statement with an index, so its time doesn't grow with the number of sessions. An index has
-hashes of labels. Different labels may have the same hash, so `rows` compares the labels themselves, too.
+A page of the list is one statement with an index, so its time doesn't grow with the number of sessions. Labels are
+found through an index of their hashes. Different labels can have the same hash, so `rows` also compares the labels
+themselves.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ def hashes(labels: Mapping[str, str]) -> list[int]:
 
 
 def rows(connections: PostgresConnections, query: SessionQuery) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of all sessions that match a query. The query's limit is only the size of a page."""
+    """Yield the rows of all sessions that match a query. The query's limit determines only the size of a page."""
     after, page_size = query.after, max(query.limit, MIN_PAGE_SIZE if query.labels else 1)
     while True:
         page = _page(connections, query, after, page_size)
@@ -44,7 +45,7 @@ def _page(connections: PostgresConnections, query: SessionQuery, after: str, lim
     parameters: list[Any] = []
 
     def add(condition: str, *values: Any) -> None:
-        """Add a condition. Each `{}` in it becomes the number of a parameter."""
+        """Add a condition. Each `{}` in the condition is replaced by the number of a parameter."""
         conditions.append(condition.format(*(f"${len(parameters) + index + 1}" for index in range(len(values)))))
         parameters.extend(values)
 

@@ -1,15 +1,15 @@
 """Tables and statements of the Postgres store.
 
-Locks are taken in one order: sessions, heads, blobs, each by key. So deadlocks are rare. After a deadlock, Postgres
-cancels one of the transactions, which is then retried.
+All transactions take locks in the same order (sessions, heads, blobs, each by key), so deadlocks are rare. After a
+deadlock, Postgres cancels one of the transactions, which is then retried.
 
-Columns that change with every commit are in `heads`. This table has only one index besides its key, and most commits
-don't write the indices of `sessions`. The column `place` is the index of a record. The column `refs` of a blob is the
-number of rows of `changes` that refer to it; a recipe is stored as a blob, too, and counts its sessions. A blob is
-deleted with the last reference.
+Columns that change with every commit are in the table `heads`, which has only one index besides its key. So most
+commits don't write the indices of `sessions`. The column `place` is the index of a record. The column `refs` of a blob
+is the number of rows in `changes` that refer to the blob. A recipe is also stored as a blob, and its `refs` is the
+number of its sessions. A blob is deleted with the last reference.
 
 A deleted session that is kept for its forks stays in the table `sessions` with `kept` set, and with an epoch that no
-commit has.
+commit contains.
 """
 
 from toolpack_server.stores.blob_stubs import DIGITS, MARK
@@ -102,7 +102,7 @@ INSERT INTO toolpack.clock VALUES (NULL, 0);
 A statement ends with `;` at the end of a line.
 """
 
-# `to_regclass` isn't used, because it may miss a table that was created while this transaction waited for a lock.
+# `to_regclass` isn't used, because it can miss a table that was created while this transaction waited for a lock.
 HAS_FORMAT = """
     SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'toolpack' AND c.relname = 'format')
@@ -188,8 +188,9 @@ ADD_REFERENCES = """
     FROM unnest($1::bytea[], $2::bigint[]) AS n (id, more) WHERE b.id = n.id
 """
 
-# Commits. The commits of one statement must be of different sessions. The statement that updates a head also compares
-# the head with the commit. If a concurrent commit has updated the row meanwhile, Postgres compares the new row.
+# Commits. The commits in one statement must belong to different sessions. The statement that updates a head also
+# compares the head with the commit. If a concurrent commit has updated the row meanwhile, Postgres compares the new
+# row.
 LOCK_HEADS = """
     SELECT h.key FROM toolpack.sessions s JOIN toolpack.heads h ON h.key = s.key WHERE s.id = ANY($1::bytea[])
     ORDER BY h.key FOR UPDATE OF h
@@ -237,8 +238,8 @@ COMMIT = """
     )
     SELECT number FROM moved
 """
-# Records that are stored already. The statement also writes, so that Postgres answers only when a standby has the
-# records.
+# Finds commits whose records are already stored. The statement also writes, so that Postgres responds only when a
+# standby has the records.
 SAME = """
     WITH same AS MATERIALIZED (
         SELECT s.key, g.number
@@ -292,8 +293,8 @@ TRIM = """
     UPDATE toolpack.heads SET oldest = greatest(oldest, $2), added = greatest(0, added - $3)
     WHERE key = $1 AND epoch >= 0
 """
-# Removal of references. The statements return the new reference counts, and `remove_references` then deletes the blobs
-# without references.
+# Removal of references to blobs. The statements return the new reference counts. `remove_references` then deletes the
+# blobs without references.
 _REMOVE_CHANGES = """
     WITH gone AS (DELETE FROM toolpack.changes c {which} RETURNING c.blob), counted AS (
         SELECT blob, count(*) AS fewer FROM gone GROUP BY blob
@@ -368,8 +369,8 @@ COUNT_RECORDS = """
     WHERE key = $1
 """
 
-# Leases. These statements don't wait until a lease is on a disk or a standby. If a lease is lost, the session has its
-# former epoch and holder again, so commits with the lost lease are refused.
+# Leases. These statements don't wait until a lease is on disk or on a standby. If the database loses a lease, the
+# session has its former epoch and holder again, so commits with the lost lease are refused.
 _ASYNC = "set_config('synchronous_commit', 'off', true)"
 CLAIM = f"""
     UPDATE toolpack.heads h SET holder = $2, epoch = h.epoch + 1 FROM toolpack.sessions s
@@ -408,7 +409,8 @@ REMOVE_OLD_WORKERS = "DELETE FROM toolpack.workers WHERE at < now() - interval '
 REMOVE_OLD_ASKED = """
     DELETE FROM toolpack.asked a WHERE NOT EXISTS (SELECT FROM toolpack.workers w WHERE w.holder = a.holder)
 """
-SET_ASYNC = f"SELECT {_ASYNC}"  # for writes that may be lost, because they are repeated every second
+# Makes a write asynchronous. It can be lost, which is acceptable for writes that are repeated every second.
+SET_ASYNC = f"SELECT {_ASYNC}"
 
 CLOCK = "SELECT noted, uncounted, extract(epoch FROM clock_timestamp())::double precision FROM toolpack.clock"
 LOCK_CLOCK = f"{CLOCK} FOR UPDATE"

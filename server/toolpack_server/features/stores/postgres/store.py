@@ -1,4 +1,4 @@
-"""Store in Postgres, for several machines. With a synchronous standby, no data is lost when a machine is lost.
+"""Store in Postgres, which several machines can share. With a synchronous standby, losing a machine loses no data.
 
 A read is one statement. A change is one transaction, and usually one round trip. A statement that writes also checks
 its conditions, so concurrent changes can't invalidate them.
@@ -173,7 +173,10 @@ class PostgresStore:
         return deletion.delete(self._connections, session_ids)
 
     def clean_up(self) -> None:
-        """Remove data of workers that died unnoticed. `delete` removes all data of sessions at once."""
+        """Remove data of workers that died unnoticed.
+
+        Sessions need no cleanup, because `delete` removes all their data at once.
+        """
         self._connections.run((sql.REMOVE_OLD_WORKERS, ()), (sql.REMOVE_OLD_ASKED, ()))
 
     def claim(
@@ -204,10 +207,10 @@ class PostgresStore:
         self._connections.run((sql.ENDED, (holder,)), (sql.REMOVE_ASKED, (holder,)))
 
     def outside_name(self, new: str) -> str:
-        """Return the name of this store in its bucket. If it has none, set it to `new`."""
+        """Return the name of this store in its bucket. If the store has no name, set it to `new`."""
 
         def choose(connection: PostgresConnection) -> str:
-            """Return the name. If there is none, set it to `new`."""
+            """Return the name. If the store has no name, set it to `new`."""
             connection.run([(sql.LOCK_FORMAT, ())])
             (rows,) = connection.run([(sql.OUTSIDE_NAME, ())])
             if not rows and new:
@@ -261,7 +264,7 @@ def _create(
     blobs: Mapping[str, bytes],
     history: History,
 ) -> None:
-    """Do the work of `create` in a transaction."""
+    """Add sessions within a transaction, as `create` describes."""
     recipes = {session.recipe: "recipe:" + digest(session.recipe).hex() for session in sessions}
     changes = [*((0, *row) for row in parts.items()), *history.rows()]
     parents = {session.parent.session_id for session in sessions if session.parent}
@@ -318,7 +321,7 @@ def _create(
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], number: int) -> list[list[Any]]:
-    """Return rows as `number` columns, because a statement takes each column as one array."""
+    """Return rows as `number` columns, because each column is one array parameter of a statement."""
     return [*map(list, zip(*rows, strict=True))] if rows else [[] for _ in range(number)]
 
 

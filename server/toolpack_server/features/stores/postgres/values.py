@@ -1,7 +1,7 @@
 """Encoding of parameters and results of statements in Postgres' protocol. The functions do no I/O.
 
-Texts are stored as UTF-8 bytes in columns of type bytea. The type text isn't used, because it can't contain the
-character NUL, and because its order depends on the locale.
+Strings are stored as UTF-8 bytes in columns of type bytea. The type text isn't used, because it can't contain the
+character NUL, and because its sort order depends on the locale.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ _FLOAT = Struct(">d")
 
 
 def encode(value: Any) -> tuple[bytes | None, int]:
-    """Return an encoded parameter and its format: 1 for binary, 0 for text."""
+    """Return an encoded parameter and its format, which is 1 for binary and 0 for text."""
     if isinstance(value, bytes):
         return value, 1
     if isinstance(value, str):
@@ -32,7 +32,7 @@ def _plain(value: Any) -> bytes:
 
 
 def _encode_list(values: list[Any]) -> tuple[bytes, int]:
-    """Encode a list as an array: in binary format if it has texts or bytes, else in text format."""
+    """Encode a list as an array. Use the binary format if it contains strings or bytes, otherwise the text format."""
     if not any(isinstance(value, bytes | str) for value in values):
         return b"{%b}" % b",".join(map(_plain, values)), 0
     texts = [value.encode() if isinstance(value, str) else value for value in values]
@@ -52,7 +52,7 @@ def _decode_array(text: bytes, element: Callable[[bytes], Any]) -> Iterator[Any]
 
     Args:
         text: The array.
-        element: Decodes an element.
+        element: Function that decodes an element.
     """
     position = _ARRAY.size
     while position < len(text):
@@ -75,5 +75,5 @@ DECODE: dict[int, Callable[[bytes], Any]] = {
 
 
 def decode_row(kinds: Sequence[Callable[[bytes], Any]], texts: Sequence[bytes | None]) -> tuple[Any, ...]:
-    """Decode the columns of a row, each with its function of `DECODE`."""
+    """Decode the columns of a row, each with its function from `DECODE`."""
     return tuple([None if text is None else kind(text) for kind, text in zip(kinds, texts, strict=True)])

@@ -1,7 +1,7 @@
-"""Connection of the Redis store, which checks the Redis server and retries requests.
+"""Connection of the Redis store. This module checks the Redis server and retries requests.
 
-All commands and scripts that this module sends are atomic and idempotent. So a request is sent again for some seconds
-if its answer was lost. After that, `OverloadedError` is raised.
+All commands and scripts that this module sends are atomic and idempotent. So if the response was lost, a request is
+sent again for some seconds. After that, `OverloadedError` is raised.
 """
 
 import re
@@ -23,8 +23,8 @@ except ImportError:
 
 SCHEMA = b"1"
 MIN_VERSION = (6, 2)
-ANSWER_SECONDS = 2.0  # timeout of one answer
-GIVE_UP_SECONDS = 5.0  # after this time no further attempt is made
+ANSWER_SECONDS = 2.0  # timeout for one response
+GIVE_UP_SECONDS = 5.0  # no further attempt is made after this time
 
 UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
 FULL_BYTES = 2**20  # a Redis with less free memory counts as full
@@ -35,10 +35,10 @@ TEMPORARY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnl
 
 
 class RedisConnection:
-    """Connections to one Redis, one for each thread that uses it at the same time.
+    """Connections to one Redis server: one for each thread that uses it at the same time.
 
     Args:
-        url: The URL of the Redis, as redis-py takes it.
+        url: The URL of the Redis server, in redis-py's format.
         prefix: Prefix of all keys.
 
     Raises:
@@ -52,9 +52,9 @@ class RedisConnection:
                 url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS, retry=Retry(NoBackoff(), 0)
             )
             pool = self._client.connection_pool
-            pool.connection_class(**pool.connection_kwargs)  # raises an error for a wrong option already now
+            pool.connection_class(**pool.connection_kwargs)  # detects wrong options now
         except (TypeError, ValueError) as error:
-            reason = re.sub("'.*'", "…", str(error))  # the quoted text may contain a password
+            reason = re.sub("'.*'", "…", str(error))  # omit the quoted text, which might contain a password
             if isinstance(error, TypeError):
                 reason = "it has an option that redis-py doesn't know"
             raise SettingsError(f"The store's URL is wrong: {reason.rstrip('.')}.") from None
@@ -64,7 +64,7 @@ class RedisConnection:
         """Check that the Redis server can be used.
 
         Raises:
-            SettingsError: The server is too old, is a cluster, or has data with another schema.
+            SettingsError: The server is too old, is a cluster, or contains data with another schema.
             OverloadedError: The server can't be used now.
         """
         server = self._send(self._client.info)
@@ -84,7 +84,7 @@ class RedisConnection:
 
     def check(self) -> None:
         """Check that Redis accepts writes. Raise `OverloadedError` if it is full or read-only."""
-        # A Redis that can't write refuses this command even if it would change nothing.
+        # A Redis that can't write refuses this command, even though the command changes nothing.
         self.command("SET", self.key("schema"), SCHEMA, "NX")
         memory = self._send(lambda: self._client.info("memory"))
         if 0 < memory.get("maxmemory", 0) < memory["used_memory"] + FULL_BYTES:
@@ -108,7 +108,7 @@ class RedisConnection:
         self._client.close()
 
     def _send(self, request: Callable[[], Any]) -> Any:
-        """Call `request`, which sends one command or script to Redis, and return the answer.
+        """Call `request`, which sends one command or script to Redis, and return the response.
 
         After a temporary error, call it again, for at most `GIVE_UP_SECONDS`.
 

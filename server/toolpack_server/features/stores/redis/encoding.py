@@ -1,4 +1,4 @@
-"""Encoding of the arguments and answers of the Redis store's script.
+"""Encoding of the arguments and results of the Redis store's script.
 
 The functions here do no I/O. `script.lua` documents the formats.
 """
@@ -26,7 +26,7 @@ def encode_history(history: History) -> Iterator[str | bytes | float]:
 
 
 def encode_facts(session: StoredSession, recipe: str) -> bytes:
-    """Encode the data of a session that never changes, in three lines. The script reads only the first line."""
+    """Encode a session's data that never changes, in three lines. The script reads only the first line."""
     parent = session.parent.session_id if session.parent else ""
     first = orjson.dumps([session.agent_key, session.owner, recipe, parent])
     second = orjson.dumps(
@@ -43,7 +43,7 @@ def split_facts(facts: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:
-    """Return whether the session with these facts has all the labels."""
+    """Return whether the session with these facts has all of the labels."""
     return not labels or labels_match(_labels(facts), labels)
 
 
@@ -61,7 +61,7 @@ def decode_head(length: int, words: Sequence[bytes]) -> Head:
 
     Args:
         length: The number of its records.
-        words: The fields and values of its hash, in turn.
+        words: The fields and values of its hash, alternating.
     """
     fields = dict(zip(words[::2], words[1::2], strict=True))
     parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}
@@ -72,7 +72,7 @@ def decode_head(length: int, words: Sequence[bytes]) -> Head:
 
 @decoder
 def decode_claim(answer: Sequence[Any]) -> Head | Lease | None:
-    """Decode the answer of the script for one session of `claim`."""
+    """Decode the script's result for one session of a `claim`."""
     if not answer:
         return None
     granted, *rest = answer

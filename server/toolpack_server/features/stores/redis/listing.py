@@ -1,7 +1,7 @@
 """List of session ids in the Redis store.
 
-Reading a page of an owner's sessions takes the same time for any number of sessions. Two other lists are read
-completely for each page: the forks of a session by id, and the sessions of all owners with the newest first.
+Reading a page of one owner's sessions takes the same time for any number of sessions. Two other lists are slower,
+because each page reads the whole list: the forks of a session by id, and the sessions of all owners by creation time.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from toolpack_server.stores.base import SessionQuery
 
 
 class RedisListing:
-    """The ids of the sessions that match a query. The caller has to compare the labels."""
+    """The ids of the sessions that match a query, except for its labels, which the caller must compare."""
 
     def __init__(self, redis: RedisConnection, query: SessionQuery) -> None:
         self._redis = redis
@@ -25,7 +25,7 @@ class RedisListing:
         """Return up to `limit` ids that follow the id `after`.
 
         Raises:
-            SessionNotFoundError: The order is newest first, and the session `after` doesn't exist.
+            SessionNotFoundError: The query lists the newest sessions first, and the session `after` doesn't exist.
         """
         if self._parent is not None:
             forks = f"forks:{self._parent}"
@@ -71,12 +71,13 @@ class RedisListing:
         return sorted(id_.decode() for id_ in self._redis.command("ZRANGE", self._redis.key(name), 0, -1))
 
     def _scored(self, name: str) -> Sequence[tuple[float, str]]:
-        """Return all ids in a sorted set, each behind its score."""
+        """Return all ids in a sorted set, each as a pair of its score and the id."""
         key = self._redis.key(name)
         ids = self._redis.command("ZRANGE", key, 0, -1)
         scores = self._redis.command("ZMSCORE", key, *ids) if ids else []
         pairs = zip(scores, ids, strict=True)
-        return [(float(score), id_.decode()) for score, id_ in pairs if score is not None]  # None: deleted meanwhile
+        # A score of None means that the session was deleted meanwhile.
+        return [(float(score), id_.decode()) for score, id_ in pairs if score is not None]
 
 
 def _after(ids: Sequence[str], after: str, limit: int) -> Sequence[str]:

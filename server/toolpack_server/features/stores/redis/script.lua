@@ -1,15 +1,15 @@
--- The atomic steps of the Redis store. ARGV: the step's name, the prefix of all keys, the step's arguments.
+-- The atomic steps of the Redis store. ARGV contains the step's name, the prefix of all keys, and the step's arguments.
 --
 -- Keys after the prefix, and their values:
 --   sessions         hash    session -> its facts: [agent_key, owner, recipe, parent or ''] as JSON,
---                            [labels, TTL, created, parent] as JSON, the details; between them newlines
---   kept             hash    session -> its facts, of deleted sessions that are kept for their forks
+--                            [labels, TTL, created, parent] as JSON, and the details; newlines separate the three
+--   kept             hash    session -> its facts, for deleted sessions that are kept for their forks
 --   agents           hash    agent_key -> session
 --   owners           set     owners that have sessions
---   owner:<owner>    zset    the owner's sessions, all with score 0, so sorted by id
+--   owner:<owner>    zset    the owner's sessions, all with score 0 so that they are sorted by id
 --   created:<owner>  zset    the owner's sessions, by time of creation
 --   forks:<session>  zset    the forks of a session, by time of creation
---   past:<session>   hash    fork of a session, existing or kept -> the index of the last record that it refers to
+--   past:<session>   hash    fork of a session, existing or kept -> index of the last record that the fork needs
 --   expires          zset    sessions by time of expiry
 --   head:<session>   hash    version, oldest, epoch, holder, last, recorded, added (if absent: 0, 1, 0, none, '', 0, 0);
 --                            "/part" -> blob. last: the id of the last record; recorded: bytes of its records and
@@ -18,30 +18,30 @@
 --   records:<session> list   records, each at its index
 --   calls:<session>  hash    call_id as JSON -> index
 --   blob:<blob>      string  a blob or a recipe
---   references       hash    blob or recipe -> number of history rows or sessions that refer to it; after a space, the
+--   references       hash    blob or recipe -> number of history rows or sessions that refer to it, a space, and the
 --                            owner for whom its bytes count
 --   bytes            hash    owner -> number of bytes stored for the owner's sessions
---   outside          string  the name under which large blobs are kept outside Redis, if any are
---   dropped          list    stubs of outside blobs that were deleted
---   beat:<holder>    string  number of heartbeats of a worker, or -1 if it has ended
+--   outside          string  this store's name in the bucket for large blobs; absent if no bucket is used
+--   dropped          list    stubs of deleted blobs that were kept outside Redis
+--   beat:<holder>    string  number of heartbeats of a worker, or -1 after the worker has exited
 --   asked:<holder>   set     sessions whose leases other workers have asked this worker to release
---   noted            string  the last reading of the clock
---   uncounted        string  seconds that the clock is ahead of store time, by which sessions expire
+--   noted            string  the last saved reading of the clock
+--   uncounted        string  seconds by which the clock is ahead of store time, which decides when sessions expire
 --
 -- Redis runs no other command during a script, so each step is atomic. But Redis doesn't roll back a script that fails
--- halfway. So a step first takes all its arguments and reads all its data, and returns if it refuses the request. Only
--- then it writes, with commands that can't fail.
+-- halfway. So a step first takes all its arguments, reads all its data, and returns if it refuses the request. Only
+-- after that does the step write, with commands that can't fail.
 --
--- The arguments are a flat list, and `take` returns the next argument. A list among them is its length, followed by its
+-- The arguments are a flat list, and `take` returns the next argument. A list is passed as its length, followed by its
 -- items. Numbers above 2^53 would lose digits in Lua, and cjson writes large numbers with an exponent. So byte counts
--- stay below that limit, and numbers that are only passed on stay strings.
+-- must stay below that limit, and numbers that the script only passes on stay strings.
 --
 -- A full Redis refuses commands that may need memory, unless the script has already written something. So a step that
--- frees memory begins with a command that needs no memory.
+-- frees memory begins its writes with a command that needs no memory.
 
-local BEAT_SECONDS = 86400 -- one day; after that, the heartbeat count of a dead worker isn't needed any more
-local ASKED_SECONDS = 60 -- a live worker asks again every second, and every second its heartbeat reads the requests
-local ENDED = '-1' -- replaces the heartbeat count of a worker that has ended; a number, because older servers expect one
+local BEAT_SECONDS = 86400 -- one day, after which the heartbeat count of a dead worker isn't needed any more
+local ASKED_SECONDS = 60 -- requests to release a lease can expire, because a waiting worker repeats them every second
+local ENDED = '-1' -- heartbeat count of a worker that has exited; a number, because older servers expect a number
 local call = redis.call
 local prefix = ARGV[2]
 local SESSIONS, AGENTS, OWNERS = prefix .. 'sessions', prefix .. 'agents', prefix .. 'owners'
@@ -75,7 +75,7 @@ local function take_map()
   return map
 end
 
--- Take the history of a copied session: changes, records, and fields of its head.
+-- Take the history of a copied session from the arguments: changes, records, and fields of its head.
 local function take_history()
   local history = {rows = {}, records = {}}
   for i = 1, tonumber(take()) do
@@ -122,7 +122,7 @@ local function first_facts(facts)
   local decoded, first = pcall(cjson.decode, string.match(facts, '^[^\n]*'))
   for i = 1, 4 do
     if not decoded or type(first) ~= 'table' or type(first[i]) ~= 'string' then
-      return '', '', '', '' -- damaged, but such a session can still be deleted
+      return '', '', '', '' -- the facts are damaged, but the session can still be deleted
     end
   end
   return unpack(first)
@@ -150,13 +150,13 @@ local function count_bytes(owner, count)
   end
 end
 
--- Return the number of references to a blob, and the rest of the entry: a space and an owner, or nothing.
+-- Return the number of references to a blob, and the rest of the entry: a space and an owner, or an empty string.
 local function references(blob)
   local count, counted = string.match(call('HGET', REFERENCES, blob) or '0', '^(%d+)(.*)$')
   return tonumber(count), counted
 end
 
--- Add references to a blob, and store it if it is new. Return the bytes that were added.
+-- Add references to a blob, and store the blob if it is new. Return the number of added bytes.
 local function add_references(blob, blobs, count, owner)
   local added = 0
   if blobs[blob] and call('SETNX', key('blob', blob), blobs[blob]) == 1 then
@@ -168,7 +168,7 @@ local function add_references(blob, blobs, count, owner)
   return added
 end
 
--- Remove a reference, and delete the blob if that was the last one. Return the bytes that were freed.
+-- Remove a reference, and delete the blob if that was the last reference. Return the number of freed bytes.
 local function remove_reference(blob)
   local before, counted = references(blob)
   if before > 1 then
@@ -202,7 +202,7 @@ local function read_session(session)
   }
 end
 
--- Apply a commit. Add its bytes to the owner's number in `taken`, which `steps.commit` counts once for all commits.
+-- Apply a commit. Add its bytes to the owner's total in `taken`, which `steps.commit` adds up for all commits at once.
 local function commit(taken)
   local session, epoch, index, version, call_id, record = take(), take(), tonumber(take()), take(), take(), take()
   local id, after, holder = take(), take(), take()
@@ -313,7 +313,7 @@ function steps.create()
       return 0
     end
   end
-  -- References first: add_change needs the size of the stored blob.
+  -- Add the references first, because add_change needs the size of the stored blob.
   for _, row in ipairs(rows) do
     local bytes = add_references(row[3], blobs, 1, first_owner)
     later_bytes = later_bytes + (row[1] > 0 and bytes or 0)
@@ -411,7 +411,7 @@ function steps.trim()
   end
 end
 
--- Keep the data of a deleted session that its forks need. `last` has, for each fork, the last record that it needs.
+-- Keep the data of a deleted session that its forks need. `last` lists the index of the last record that each needs.
 local function keep(session, facts, last)
   local head, records, history = key('head', session), key('records', session), key('history', session)
   local _, owner, _, parent = first_facts(facts)
@@ -492,7 +492,7 @@ function steps.delete()
   return deleted
 end
 
--- Return the store time, from the given clock, or else from the clock of Redis, which is the same for all servers.
+-- Return the store time, computed from the given clock, or else from Redis' clock, which is the same for all servers.
 function steps.count_time()
   local limit, often, now = tonumber(take()), tonumber(take()), take()
   if now == '' then

@@ -1,8 +1,8 @@
-"""Runner of the store's script in Redis, with its own connections.
+"""Runner of the store's script in Redis, which uses its own connections.
 
-A thread uses a connection alone until it has read the whole answer, so it never reads the answer to an earlier request.
-This module sends requests itself. The client of redis-py would check the connection, and the type of each of a commit's
-many arguments, which takes three times the CPU time.
+No other thread uses a connection until the whole response was read, so a thread never reads the response to another
+request. This module itself sends requests. The client of redis-py would check the connection and the type of each of a
+commit's many arguments, which takes three times the CPU time.
 """
 
 import hashlib
@@ -16,7 +16,10 @@ import redis
 
 
 class Scripts:
-    """A script, and idle connections to run it. There are as many connections as threads that ran it at once."""
+    """A script, and the idle connections that run it.
+
+    The number of connections grows to the number of threads that run the script at once.
+    """
 
     def __init__(self, pool: Any, text: bytes) -> None:
         self._pool = pool
@@ -33,11 +36,11 @@ class Scripts:
             connection = self._pool.make_connection()
         try:
             return self._run(connection, arguments)
-        except redis.ResponseError:  # the answer is an error, but complete, so the connection stays usable
+        except redis.ResponseError:  # the response is an error, but it is complete, so the connection stays usable
             raise
         except BaseException:
             connection.disconnect()
-            self._disconnect()  # the other connections are probably broken, too
+            self._disconnect()  # the other connections are probably also broken
             raise
         finally:
             self._idle.append(connection)
@@ -45,7 +48,7 @@ class Scripts:
                 self._disconnect()
 
     def _run(self, connection: Any, arguments: Sequence[str | bytes | float]) -> Any:
-        """Run the script by its digest. If Redis doesn't have the script yet, send its text."""
+        """Run the script by its digest. If Redis doesn't know the script yet, send its text."""
         try:
             return _send(connection, ("EVALSHA", self._digest, 0, *arguments))
         except redis.exceptions.NoScriptError:
@@ -57,7 +60,7 @@ class Scripts:
         self._disconnect()
 
     def _disconnect(self) -> None:
-        """Close idle connections. A connection reconnects with its next use."""
+        """Close idle connections. A connection reconnects when it is used again."""
         with suppress(IndexError):
             for _ in range(len(self._idle)):
                 connection = self._idle.popleft()
@@ -66,6 +69,6 @@ class Scripts:
 
 
 def _send(connection: Any, words: tuple[Any, ...]) -> Any:
-    """Send a command, and return the answer."""
+    """Send a command, and return the response."""
     connection.send_packed_command([hiredis.pack_command(words)])
     return connection.read_response()

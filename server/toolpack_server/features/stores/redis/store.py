@@ -1,4 +1,4 @@
-"""Store in Redis, or a compatible server, for several machines.
+"""Store in Redis, or a compatible server, which several machines can share.
 
 Every change is one script (`script.lua`) or one command, so it is atomic.
 
@@ -51,9 +51,10 @@ from toolpack_server.stores.base import (
 from toolpack_server.stores.history import GAP_SECONDS, NOTE_SECONDS, Change, fitting, parts_at, trim
 
 PREFIX = "toolpack:"  # prefix of all keys
-MIN_PAGE_SIZE = 100  # minimum number of sessions that `list` reads at a time if few may have the labels
+MIN_PAGE_SIZE = 100  # minimum number of sessions that `list` reads at a time if few of them might have the labels
 RECORD_PAGE_SIZE = 16  # number of records that `records` reads at a time if their bytes are limited
-DELETION_BATCH_SIZE = 100  # number of sessions that one script deletes; meanwhile Redis answers no other client
+# Number of sessions that one script deletes; limited, because meanwhile Redis serves no other client.
+DELETION_BATCH_SIZE = 100
 
 
 class RedisStore:
@@ -95,7 +96,7 @@ class RedisStore:
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
-        """Add sessions with one script. The argument lists have the order in which the script takes them."""
+        """Add sessions with one script. The arguments are in the order in which the script reads them."""
         names = {session.recipe: "recipe:" + digest(session.recipe).hex() for session in sessions}
         rows: list[str | bytes | float] = []
         for session in sessions:
@@ -158,7 +159,7 @@ class RedisStore:
         return answer and decode_record(int(answer[0]), answer[1])
 
     def records(self, session_id: str, after: int, limit: int, max_bytes: int | None = None) -> list[Record]:
-        """Return records after an index. With `max_bytes`, read them in small pages until the limit."""
+        """Return records after an index. With `max_bytes`, read small pages until the limit is reached."""
         records: list[Record] = []
         page_size = limit if max_bytes is None else RECORD_PAGE_SIZE
         while (size := min(page_size, limit - len(records))) > 0:
@@ -264,10 +265,10 @@ class RedisStore:
         self._redis.run("holder_ended", holder)
 
     def outside_name(self, new: str) -> str:
-        """Return the name of this store in its bucket. If it has none, set it to `new`."""
+        """Return the name of this store in its bucket. If the store has no name, set it to `new`."""
         key = self._redis.key("outside")
         name = self._redis.command("GET", key)
-        if new and not name:  # read the name first, because a full Redis refuses SET NX even if the key exists
+        if new and not name:  # Read the name first, because a full Redis refuses SET NX even if the key exists
             self._redis.command("SET", key, new, "NX")
             name = self._redis.command("GET", key)
         return (name or b"").decode()
@@ -283,7 +284,7 @@ class RedisStore:
 
     @decoder
     def _history(self, session_id: str) -> tuple[range, Sequence[bytes]] | None:
-        """Return the stored versions, except version 0, and the changes as JSON. None if there is no session."""
+        """Return the stored versions above 0, and the changes as JSON, or None if the session doesn't exist."""
         exists, version, oldest, rows = self._redis.run("history", session_id)
         return (range(int(oldest), int(version) + 1), rows) if exists else None
 

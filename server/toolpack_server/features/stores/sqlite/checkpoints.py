@@ -1,15 +1,15 @@
-"""Checkpoints in a thread. A checkpoint copies the write-ahead log into the database.
+"""Checkpoints that run in a thread. A checkpoint copies the write-ahead log into the database.
 
-SQLite would checkpoint within a commit, and the commit would wait until many MB are copied. So a thread copies nearly
-all of the log while commits continue, and blocks commits only for the last few pages. SQLite still checkpoints within a
-commit if the log grows faster than the thread copies it.
+By default, SQLite checkpoints within a commit, which then waits until many MB are copied. So here, a thread copies
+nearly all of the log while commits continue, and blocks commits only for the last few pages. If the log grows faster
+than the thread copies it, SQLite still checkpoints within a commit.
 
-After a checkpoint the log's file keeps its length, and SQLite overwrites it from the beginning. This takes a fifth less
-CPU time than a growing file. The used length isn't visible, so the next checkpoint begins when the file grows beyond
-its length. A file that has become long is truncated.
+After a checkpoint, the log's file keeps its length, and SQLite overwrites the file from the beginning. This takes a
+fifth less CPU time than a growing file. The module can't see how much of the file is used, so the next checkpoint
+begins when the file grows. A file that has become long is truncated.
 
 This module must never open SQLite's files, because closing a file releases all locks that this process holds on it
-(https://www.sqlite.org/howtocorrupt.html, section 2.2). It may only read their size.
+(https://www.sqlite.org/howtocorrupt.html, section 2.2). It is only allowed to read their size.
 """
 
 import sqlite3
@@ -18,13 +18,14 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-# Length of the log at which a checkpoint begins. With SQLite's 4 MB, a page that many commits change would be copied
-# more often.
+# Length of the log at which a checkpoint begins. SQLite's default, 4 MB, would more often copy pages that many commits
+# change.
 CHECKPOINT_BYTES = 12 * 2**20
 LONG_BYTES = 16 * 2**20  # a longer file is truncated
-OWN_CHECKPOINT_PAGES = 5500  # number of pages (22 MB) from which on SQLite itself checkpoints within a commit
-ROUNDS, FEW_BYTES = 6, 2**20  # rounds end when few bytes are left; a round copies the pages written during the last
-WAIT_SECONDS = 0.05  # maximum time that commits wait while the last pages wait for readers
+OWN_CHECKPOINT_PAGES = 5500  # at this number of pages (22 MB), SQLite itself checkpoints within a commit
+# The rounds stop when so few bytes are left; each round copies the pages written during the previous round.
+ROUNDS, FEW_BYTES = 6, 2**20
+WAIT_SECONDS = 0.05  # maximum time in seconds that commits wait because readers delay copying the last pages
 
 
 class Checkpoints:
@@ -33,23 +34,26 @@ class Checkpoints:
     def __init__(self, connect: Callable[[], sqlite3.Connection], log: Path) -> None:
         self._connect = connect
         self._log = log
-        self._length = 0  # length of the log's file after the last checkpoint; 0 if it was truncated
+        self._length = 0  # length of the log's file after the last checkpoint, or 0 if the file was truncated
         self._due = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
     def start_if_due(self, log_bytes: int) -> None:
-        """Start a checkpoint if the log is long enough. Call this after each transaction with the log's length."""
+        """Start a checkpoint if the log is long enough.
+
+        The store calls this after each transaction, with the log's length.
+        """
         if self._is_filled(log_bytes) and not self._due.is_set():
             self._due.set()
 
     def _is_filled(self, log_bytes: int) -> bool:
-        """Return whether a checkpoint is due. A longer file shows that SQLite has overwritten all of the log."""
+        """Return whether a checkpoint is due. If the file has grown, SQLite has used up its old length."""
         return log_bytes > max(CHECKPOINT_BYTES, self._length)
 
     def close(self) -> None:
-        """Stop the thread, after a running checkpoint."""
+        """Stop the thread. Wait for a running checkpoint."""
         self._closed = True
         self._due.set()
         self._thread.join()
@@ -58,7 +62,7 @@ class Checkpoints:
         """Run checkpoints until `close`."""
         while True:
             self._due.wait()
-            self._due.clear()  # before the checkpoint, so that a `close` during the checkpoint isn't missed
+            self._due.clear()  # clear it before the checkpoint, so that a `close` during the checkpoint isn't missed
             if self._closed:
                 return
             with suppress(sqlite3.Error, OSError):
@@ -66,7 +70,10 @@ class Checkpoints:
                     self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Copy the log without blocking commits until few pages are left. Then copy these and restart the log."""
+        """Copy the log without blocking commits until few pages are left.
+
+        Then block commits, copy these pages, and restart the log.
+        """
         with closing(self._connect()) as connection:
             for _ in range(ROUNDS):
                 if checkpoint(connection, "PASSIVE", 0) < FEW_BYTES:
@@ -83,7 +90,7 @@ def checkpoint(connection: sqlite3.Connection, mode: str, wait_seconds: float) -
     Args:
         connection: A connection.
         mode: Mode of SQLite's checkpoint, such as PASSIVE.
-        wait_seconds: Maximum wait for readers and writers.
+        wait_seconds: Maximum time to wait for readers and writers.
     """
     with suppress(sqlite3.Error):
         connection.execute(f"PRAGMA busy_timeout = {round(wait_seconds * 1000)}")

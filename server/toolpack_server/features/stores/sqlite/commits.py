@@ -1,8 +1,8 @@
 """Batches of commits to the SQLite store. A batch is one transaction with few statements.
 
 A refused commit writes no rows, so the other commits of its batch aren't affected. The heads of sessions are cached,
-because the previous transaction has usually written them. The cache is used only if neither this process nor another
-has written since that transaction.
+because usually the previous batch has written them. The cache is used only if neither this process nor another process
+has written to the file since that batch.
 """
 
 import sqlite3
@@ -24,10 +24,10 @@ MAX_CACHED_HEADS = 4000
 
 @dataclass(slots=True)
 class _CachedHead(SessionHead):
-    """Head of a session, with values for its next row of records."""
+    """Head of a session, with values that its next row in `records` needs."""
 
     key: int  # key of the session's row
-    total: int  # bytes of the session's records
+    total: int  # total size of the session's records in bytes
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Rows:
 
 
 class _CallIdTakenError(Exception):
-    """A session has a record with the call_id of a commit already. Each commit of the batch is then tried alone."""
+    """A session already has a record with the call_id of a commit. Each commit of the batch is then tried alone."""
 
 
 class Commits:
@@ -50,28 +50,28 @@ class Commits:
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
-        self._heads: dict[str, _CachedHead] = {}  # the cache, by session id
+        self._heads: dict[str, _CachedHead] = {}  # the cached heads, by session id
         self._last_blob = 0  # the highest key of a blob
-        # Number and data version of the transaction that filled the cache. None: the cache isn't valid.
+        # Number and data version of the transaction that filled the cache. None means that the cache isn't valid.
         self._cached_at: tuple[int, int] | None = None
 
     def apply(self, commits: Sequence[Commit]) -> list[bool]:
-        """Apply commits in order. Return for each whether it is stored."""
+        """Apply commits in order. For each commit, return whether it is stored."""
         try:
             return self._apply(commits)
         except _CallIdTakenError:
             return [False] if len(commits) == 1 else [self.apply([commit])[0] for commit in commits]
 
     def _apply(self, commits: Sequence[Commit]) -> list[bool]:
-        """Apply commits in one transaction. Raise `_CallIdTakenError` if that isn't possible."""
+        """Apply commits in one transaction. Raise `_CallIdTakenError` if a call_id is already taken."""
         with self._file.write() as writer:
             cached_at = self._load_heads(writer, commits)
             rows = _Rows()
             stored = []
             for commit in commits:
-                stored.append(self._add(writer, commit, rows))  # noqa: PERF401 - as in `_load_heads`
+                stored.append(self._add(writer, commit, rows))  # noqa: PERF401 - for the same reason as in `_load_heads`
             self._insert(writer, rows)
-            # A failed transaction counts twice, so the next transaction then doesn't use the cache.
+            # A failed transaction counts twice, so that the transaction after it doesn't use the cache.
             self._cached_at = cached_at
         return stored
 
@@ -96,7 +96,7 @@ class Commits:
     def _add(self, writer: sqlite3.Connection, commit: Commit, rows: _Rows) -> bool:
         """Add the rows of a commit to `rows`. Return False if the commit is refused.
 
-        A commit that is stored already adds no rows, but isn't refused.
+        A commit that is already stored adds no rows, but isn't refused.
         """
         record, head = commit.record, self._heads.get(commit.session_id)
         if head is None:
@@ -135,7 +135,7 @@ class Commits:
             if sql.INSERT_BLOBS.insert(writer, new) == len(new):
                 blobs = {blob: (key, size_of(body) if body.startswith(MARK) else len(body)) for key, blob, body in new}
         if rows.changes:
-            # A blob that was stored already, for example after a reset, keeps its key.
+            # A blob that is already stored, for example after a reset, keeps its key.
             sql.INSERT_CHANGES.insert(
                 writer, [(*change, *(blobs.get(blob) or add_blob(writer, blob, {}))) for *change, blob in rows.changes]
             )

@@ -1,9 +1,9 @@
 """Deletion of sessions from the SQLite store, and the release of free space.
 
-The row of a deleted session in the table of sessions is deleted at once. `clean_up` deletes the session's other rows in
-short transactions, which are limited by rows and bytes. So commits in between wait only briefly. If a `clean_up` is
-interrupted, the next `clean_up` continues. For a session that is a fork or has forks, `clean_up` runs at once, because
-other methods would return the rows.
+A deleted session's row in the table `sessions` is deleted at once. Later, `clean_up` deletes the session's other rows
+in short transactions with a limited number of rows and bytes, so that commits in between wait only briefly. If a
+`clean_up` is interrupted, the next `clean_up` continues. For a session that is a fork or has forks, `clean_up` runs at
+once, because other methods would still return the rows.
 """
 
 import sqlite3
@@ -25,10 +25,10 @@ T = TypeVar("T")
 CHUNK = 200  # maximum number of sessions or rows that one transaction deletes
 CHUNK_BYTES = 4 * 2**20  # maximum size of the rows that one transaction deletes
 SMALL_ROWS = (
-    4  # a session with fewer records and fewer changes is small, and deleted together with other small sessions
+    4  # a session with fewer records and changes is small, so that it is deleted together with other small sessions
 )
 SMALL_SESSIONS = CHUNK // (2 * SMALL_ROWS)  # maximum number of small sessions that one transaction deletes
-GIVE_WAY_SECONDS = 0.0005  # pause between transactions, without which waiting threads would never get the lock
+GIVE_WAY_SECONDS = 0.0005  # pause between transactions; without it, waiting threads would never get the lock
 
 
 def delete(file: SqliteFile, session_ids: Sequence[str]) -> Sequence[str]:
@@ -55,7 +55,7 @@ def delete_expired(file: SqliteFile, now: float, limit: int, busy: Collection[st
 
 
 def count_time(file: SqliteFile, clock: float | None) -> StoreClock:
-    """Return the store time, as `SessionStore.count_time` describes."""
+    """Return the store time; see `SessionStore.count_time`."""
     last_reading, uncounted = file.read(sql.CLOCK)[0]
     now = time.time() if clock is None else clock
     if to_note(last_reading, uncounted, now) is not None:
@@ -69,7 +69,7 @@ def count_time(file: SqliteFile, clock: float | None) -> StoreClock:
 
 
 def _these(session_ids: Sequence[str], _writer: sqlite3.Connection) -> Sequence[str]:
-    """Choose the given sessions; see `_delete`."""
+    """Return the given session ids. Used as the argument `choose` of `_delete`."""
     return session_ids
 
 
@@ -84,7 +84,10 @@ def _delete(file: SqliteFile, choose: Callable[[sqlite3.Connection], Sequence[st
 def _delete_sessions(
     file: SqliteFile, choose: Callable[[sqlite3.Connection], Sequence[str]]
 ) -> tuple[Sequence[str], bool]:
-    """Delete the rows of sessions. Return the ids of sessions that existed, and whether one is a fork or has forks."""
+    """Delete the rows of sessions.
+
+    Return the ids of sessions that existed, and whether any of them is a fork or has forks.
+    """
     gone: list[str] = []
     in_families = False
     with file.write() as writer:
@@ -101,7 +104,7 @@ def _delete_sessions(
                 if needed is None:
                     _delete_later(writer, key, recipe, parent)
                 else:
-                    # Version 0 stays unless the session is itself a fork.
+                    # Version 0 stays, unless the session is itself a fork.
                     writer.execute(sql.DELETE_LATER, (key, needed + 1, 0 if parent else 1, None))
     return gone, in_families
 
@@ -140,7 +143,7 @@ def clean_up(file: SqliteFile) -> None:
 
 
 def _delete_rows(file: SqliteFile) -> bool:
-    """Delete some remaining rows of deleted sessions, in one transaction. Return whether there may be more."""
+    """Delete some remaining rows of deleted sessions, in one transaction. Return whether more rows might remain."""
     rows, size = CHUNK, CHUNK_BYTES
     with file.write() as writer:
         if _delete_small(writer):
@@ -169,7 +172,7 @@ def _delete_rows(file: SqliteFile) -> bool:
 
 
 def _delete_small(writer: sqlite3.Connection) -> bool:
-    """Delete the remaining rows of small sessions among the next deleted sessions. Return whether there were any."""
+    """Delete the remaining rows of small sessions among the next deleted sessions. Return whether any were found."""
     limits = (SMALL_SESSIONS, SMALL_ROWS, SMALL_ROWS, SMALL_ROWS, CHUNK_BYTES // SMALL_SESSIONS)
     ((small,),) = writer.execute(sql.SMALL_DELETED, limits)
     if small == "[]":

@@ -1,14 +1,15 @@
 """Database file of the SQLite store: its path, lock, connections and schema version.
 
-One connection writes, behind a lock, in IMMEDIATE transactions. Each read uses another connection, so readers don't
-wait for writers. A file that can't be used is refused when it is opened, for example because another process has locked
-it, or because it belongs to another program or a newer version.
+One connection, guarded by a lock, writes in IMMEDIATE transactions. Each read uses another connection, so readers don't
+wait for writers. Opening a file that can't be used raises an error, for example if another process has locked it, or if
+it belongs to another program or a newer version.
 
 If the file is deleted or replaced while the server runs, no commit is acknowledged any more. If the disk is full, reads
 continue, and a small reserved file makes room for the deletion of sessions.
 
-The lock against other servers is on a separate file beside the database. SQLite holds its own locks only during a
-transaction. A lock on the database file would be lost when any connection to the file is closed.
+The lock that keeps other servers out is on a separate file beside the database. SQLite's own locks don't suffice,
+because SQLite holds them only during a transaction. A lock on the database file itself would be lost when any
+connection to the file is closed.
 
 SQLite's errors are translated. A temporary error, or an error that an operator can fix, becomes an `OverloadedError`. A
 damaged file raises `StateDamagedError`. Errors that only a bug can cause aren't translated.
@@ -62,7 +63,7 @@ def lock(path: Path, *, exclusive: bool) -> FileIO:
 
 
 def _holders(lock_file: int) -> str:
-    """Describe the other processes that have locked or opened a file, as far as Linux shows these to this user."""
+    """Describe other processes that have locked or opened a file, if Linux shows these processes to this user."""
     lock_status = os.fstat(lock_file)
     holders: set[int] = set()
     with suppress(OSError, ValueError):
@@ -77,7 +78,7 @@ def _holders(lock_file: int) -> str:
                 holders.add(int(descriptor.parts[2]))
     descriptions = []
     for process in sorted(holders - {os.getpid()}):
-        with suppress(OSError):  # the process has ended, and a child that inherited the lock still holds it
+        with suppress(OSError):  # the process has exited, and a child that inherited the lock still holds it
             command = Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8", errors="replace")
             shown_command = shown("".join(c if c.isprintable() else " " for c in command).strip())
             descriptions.append(f"process {process} ({shown_command})")
@@ -95,24 +96,25 @@ def is_busy(error: sqlite3.OperationalError) -> bool:
 
 
 def translate(error: BaseException) -> None:
-    """Raise the store error for a SQLite error. Do nothing for any other exception.
+    """Raise the store error that corresponds to a SQLite error. Do nothing for any other exception.
 
     Raises:
         OverloadedError: The file can't be used now.
         StateDamagedError: The file is damaged.
     """
-    # Locked by another process, disk full, file not writable, or out of memory.
+    # The database is locked by another process, the disk is full, the file isn't writable, or memory is exhausted.
     if isinstance(error, sqlite3.OperationalError | MemoryError):
         why = str(error) or "no memory"
         raise OverloadedError(f"The store can't be used now ({why}); nothing was changed.") from error
-    if type(error) is sqlite3.DatabaseError:  # only a bug of this server can raise its other subclasses
+    if type(error) is sqlite3.DatabaseError:  # only a bug in this server can raise the other subclasses
         raise StateDamagedError(f"The store's file is damaged ({error}): restore a backup of it.") from error
 
 
 class _TranslatedErrors:
     """Context manager that translates SQLite errors.
 
-    Every call enters it. A generator function isn't used, because entering its block takes five times as long.
+    Every call of the store enters this context manager. A generator-based context manager would take five times as long
+    to enter.
     """
 
     def __enter__(self) -> None:
@@ -128,15 +130,16 @@ translated_errors = _TranslatedErrors()
 
 APPLICATION = 0x746F6F6C  # "tool", SQLite's application_id, which marks the files of this server
 VERSION = 1  # number of the schema, in SQLite's user_version
-CHECKPOINT_SECONDS = 0.2  # maximum time that a growing file may lack its last page during a checkpoint
+CHECKPOINT_SECONDS = 0.2  # maximum time for which a growing file can lack its last page during a checkpoint
 MIN_SQLITE = (3, 38)  # the first version with JSON functions in every build
 RETRY_SECONDS = 0.01
-BUSY_SECONDS = 10  # longer than the 5 s after which the supervisor kills a worker that hangs inside a transaction
+BUSY_SECONDS = 10  # longer than 5 s, after which the supervisor kills a worker that hangs inside a transaction
 MAX_STATEMENTS = 128  # maximum number of prepared statements of a connection
-RESERVED_BYTES = 20 * 2**20  # size of the `.reserve` file: enough to copy the write-ahead log and so reuse its space
-FULL_BYTES = 4 * 2**20  # a disk with less free space counts as full
+# Size of the `.reserve` file, which is enough to copy the write-ahead log and then reuse the log's space.
+RESERVED_BYTES = 20 * 2**20
+FULL_BYTES = 4 * 2**20  # a disk with less free space in bytes counts as full
 SHRINK_PAGES = 1000  # number of pages that one transaction returns to the file system
-MAX_FREE_PAGES = 4000  # number of free pages that stay in the file for later, or a quarter of the file if that is more
+MAX_FREE_PAGES = 4000  # number of free pages that stay in the file for reuse, or a quarter of the file if that is more
 MAX_LOG_BYTES = 20 * 2**20  # a longer write-ahead log is truncated; only a large transaction makes it longer
 
 
@@ -148,7 +151,8 @@ class SqliteFile:
         exclusive: Whether to lock the file so that no other process can open it.
 
     Attributes:
-        transactions: Number of transactions so far. A failed transaction counts twice. Read it only in a transaction.
+        transactions: Number of transactions so far. A failed transaction counts twice. Read this attribute only inside
+            a transaction.
 
     Raises:
         SettingsError: The file can't be opened.
@@ -158,13 +162,13 @@ class SqliteFile:
     def __init__(self, path: Path, *, exclusive: bool) -> None:
         if sqlite3.sqlite_version_info < MIN_SQLITE:
             raise SettingsError(f"SQLite {sqlite3.sqlite_version} is too old: 3.38 is needed.")
-        self._path = path = path.absolute()  # a function may change the working folder
+        self._path = path = path.absolute()  # absolute, because a function can change the working folder
         self._log = path.with_name(path.name + "-wal")
         self._names = str(self._path), str(self._log)
         self._reserve = path.with_name(path.name + ".reserve")
         self.transactions = 0
-        self._write_error = ""  # error of the last transaction; "" if it succeeded or another process held the lock
-        self._is_cut = False  # whether the file has lost pages; nothing is acknowledged then
+        self._write_error = ""  # error of the last transaction, or "" if it succeeded or another process held the lock
+        self._is_cut = False  # whether the file has lost pages, so that no commit may be acknowledged
         self._writing = threading.Lock()
         self._readers: deque[sqlite3.Connection] = deque()  # idle connections
         self._closed = False
@@ -226,12 +230,12 @@ class SqliteFile:
                     self._close_readers()
 
     def write(self) -> Self:
-        """Return a context manager for a block that is one transaction. `as` gives the connection.
+        """Return a context manager for one transaction. Its value is the connection.
 
         Raises:
             OverloadedError: Nothing was stored, because the disk is full, or the file is locked or missing.
         """
-        return self  # instead of a generator, because every call enters this block, and a generator is slower
+        return self  # a class instead of a generator, because every call enters this block, and a generator is slower
 
     def __enter__(self) -> sqlite3.Connection:
         """Begin a transaction, and return the connection. Other threads wait until its end."""
@@ -263,11 +267,11 @@ class SqliteFile:
     def _undo(self, error: BaseException) -> None:
         """Roll back the transaction after an error. Raise a SQLite error as the error of a store."""
         self.transactions += 1
-        if self._writer.in_transaction:  # after some errors SQLite has already rolled back
+        if self._writer.in_transaction:  # after some errors, SQLite has already rolled back
             self._writer.execute("ROLLBACK")
         if isinstance(error, sqlite3.OperationalError) and not is_busy(error):
             self._write_error = str(error)
-            self._restart_log("PASSIVE")  # so that the log's space can be reused
+            self._restart_log("PASSIVE")  # this lets SQLite reuse the log's space
         translate(error)
 
     def check(self) -> None:
@@ -309,9 +313,9 @@ class SqliteFile:
                 os.close(reserve)
 
     def shrink(self) -> bool:
-        """Return some free pages to the file system. Return whether there may be more free pages.
+        """Return some free pages to the file system. Return whether more free pages might remain.
 
-        A file that was restored from a dump of its rows doesn't shrink, because SQLite enables that only when it
+        A file that was restored from a dump of its rows doesn't shrink, because SQLite enables shrinking only when it
         creates a file.
         """
         with translated_errors, self._writing:
@@ -323,7 +327,7 @@ class SqliteFile:
             if has_more:
                 try:
                     self._vacuum()
-                except sqlite3.OperationalError:  # the log filled the disk, so copy it, to reuse its space
+                except sqlite3.OperationalError:  # the log has filled the disk, so copy the log to reuse its space
                     self._restart_log("PASSIVE")
                     self._vacuum()
         return has_more
@@ -344,14 +348,14 @@ class SqliteFile:
         """Copy the write-ahead log into the database, as far as running reads allow.
 
         Args:
-            mode: Mode of SQLite's checkpoint: PASSIVE, or TRUNCATE to empty the log, too.
+            mode: Mode of SQLite's checkpoint: PASSIVE, or TRUNCATE to also empty the log.
         """
         checkpoint(self._writer, mode, 0)
         self._writer.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
 
     def _stat(self) -> tuple[tuple[int, ...], int, int]:
         """Return inodes and devices of the file and its log, the file's size, and the log's size."""
-        # `Path.stat` would take three times as long, and this runs after each transaction.
+        # `Path.stat` would take three times as long, and this method runs after each transaction.
         file, log = os.stat(self._names[0]), os.stat(self._names[1])  # noqa: PTH116
         return (file.st_ino, file.st_dev, log.st_ino, log.st_dev), file.st_size, log.st_size
 
@@ -372,10 +376,11 @@ class SqliteFile:
         )
 
     def _check_whole(self) -> None:
-        """Check that a file that has become shorter still has all its pages. `shrink` keeps them; a truncation doesn't.
+        """Check that a file that has become shorter still contains all its pages.
 
-        A connection that ignores the log detects missing pages when it opens the file. On a full disk the check is
-        impossible, because a page may be in the log only.
+        `shrink` removes only free pages, but a truncation from outside loses data. To detect missing pages, this method
+        opens a connection that ignores the log. On a full disk, the check is impossible, because some pages might be in
+        the log only.
 
         Raises:
             OverloadedError: The file was truncated.
@@ -403,7 +408,7 @@ class SqliteFile:
             self._lock_file.close()
 
     def _detach(self) -> None:
-        """Close the lock and the database in a process that a tool function has forked."""
+        """Close the lock file and the database in a process that a tool function has forked."""
         if not self._lock_file.closed:
             detach([self._lock_file.fileno(), *_descriptors_of(f"{self._path}{end}" for end in ("", "-wal", "-shm"))])
 
@@ -414,9 +419,12 @@ class SqliteFile:
                 self._readers.pop().close()
 
     def _prepare(self, *, exclusive: bool) -> None:
-        """Create the tables in a new file, or check the schema of an old file. Then set options of the connection."""
+        """Create the tables in a new file, or check the schema of an existing file.
+
+        Then set the connection's options.
+        """
         execute = self._writer.execute
-        execute("PRAGMA auto_vacuum = INCREMENTAL")  # affects only a new file
+        execute("PRAGMA auto_vacuum = INCREMENTAL")  # this setting affects only a new file
         execute("BEGIN IMMEDIATE")
         (application,) = execute("PRAGMA application_id").fetchone()
         (version,) = execute("PRAGMA user_version").fetchone()
@@ -432,7 +440,7 @@ class SqliteFile:
                 f"The store {self._path} has schema {version}, but this toolpack-server needs schema {VERSION}: "
                 "run the version that wrote it, or choose another file."
             )
-        if exclusive:  # no other process uses the file, so drop old leases and restart epochs
+        if exclusive:  # no other process uses the file, so remove old leases and restart the epochs
             for statement in (sql.RESET_LEASES, sql.DELETE_WORKERS, sql.DELETE_ALL_ASKED):
                 execute(statement)
         execute("COMMIT")
@@ -442,10 +450,10 @@ class SqliteFile:
         execute(f"PRAGMA wal_autocheckpoint = {OWN_CHECKPOINT_PAGES}")
         execute(
             "PRAGMA synchronous = NORMAL"
-        )  # in WAL mode a commit then survives the end of the process, even by kill -9
+        )  # in WAL mode, a commit then survives even if the process is killed with SIGKILL
 
     def _write_ahead(self) -> None:
-        """Switch to WAL mode, with retries, because SQLite doesn't wait here for processes that open the file, too."""
+        """Switch to WAL mode. Retry, because SQLite doesn't wait here for other processes that open the file."""
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -459,7 +467,7 @@ class SqliteFile:
 
 
 def _descriptors_of(paths: Iterable[str]) -> list[int]:
-    """Return this process' descriptors of files, including the descriptors that SQLite has opened."""
+    """Return this process's descriptors for files, including the descriptors that SQLite has opened."""
     files, descriptors = set(), []
     for path in paths:
         with suppress(OSError):

@@ -14,7 +14,7 @@ from toolpack_server.stores.base import SessionQuery
 
 
 class SqliteListing:
-    """The rows of all sessions that match a query. The query's limit is ignored."""
+    """The rows of all sessions that match a query. The query's limit has no effect here."""
 
     def __init__(self, file: SqliteFile, query: SessionQuery) -> None:
         self._file = file
@@ -24,15 +24,15 @@ class SqliteListing:
         if parent is not None:
             conditions.append("parent = ?")
         if owner is not None:
-            # The plus keeps SQLite from using the index of owners. The index of parents is better, because a session
-            # has fewer forks than an owner has sessions.
+            # The plus sign prevents SQLite from using the index on owners. The index on parents is better, because a
+            # session has fewer forks than an owner has sessions.
             conditions.append("owner = ?" if parent is None else "+owner = ?")
         conditions.append("(created_at, id) < (?, ?)" if newest_first else "id > ?")
         order = "created_at DESC, id DESC" if newest_first else "id"
         self._statement = sql.LIST.format(conditions=" AND ".join(conditions), order=order)
 
     def rows(self, page_size: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows. They are read in pages of `page_size` rows."""
+        """Yield the rows, which are read in pages of `page_size` rows."""
         labels, after = self._query.labels, self._query.after
         while True:
             page = self._page(after, page_size)

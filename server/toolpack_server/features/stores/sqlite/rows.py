@@ -34,7 +34,7 @@ def session_row(session: StoredSession, digest: bytes) -> tuple[object, ...]:
 
 
 def check_parent(writer: sqlite3.Connection, sessions: Sequence[StoredSession]) -> None:
-    """Raise `SessionNotFoundError` if the parent doesn't exist, unless all sessions are stored already."""
+    """Raise `SessionNotFoundError` if the parent doesn't exist, unless all sessions are already stored."""
     for parent in {session.parent.session_id for session in sessions if session.parent}:
         exists = writer.execute(sql.KEY_OF, (parent,)).fetchone()
         if not exists and not all(writer.execute(sql.IS_STORED, (item.id, item.id)).fetchone() for item in sessions):
@@ -48,7 +48,7 @@ def find_blob(writer: sqlite3.Connection, blob: str) -> tuple[int, int] | None:
 
 
 def add_blob(writer: sqlite3.Connection, blob: str, blobs: Mapping[str, bytes]) -> tuple[int, int]:
-    """Add a blob if the store doesn't have it. Return its key and its size in bytes.
+    """Add a blob unless the store already contains it. Return its key and its size in bytes.
 
     Args:
         writer: The connection.
@@ -73,8 +73,8 @@ def add_history(writer: sqlite3.Connection, after: int, history: History) -> Non
 
     Args:
         writer: The connection.
-        after: The last key of a session before. The new sessions have greater keys.
-        history: The history, which all new sessions have.
+        after: The greatest key of the older sessions. The new sessions have greater keys.
+        history: The history, which all new sessions share.
     """
     if history.oldest > 1:
         writer.execute(sql.OLDEST_OF_NEW, (history.oldest, after))

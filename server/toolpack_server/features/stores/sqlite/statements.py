@@ -1,17 +1,18 @@
 """Tables and statements of the SQLite store.
 
-A read is one statement, so it sees one consistent state. Keys of sessions and recipes are never used again
-(AUTOINCREMENT). So the rows of a deleted session can be deleted later, and a recipe can be cached by its key. The key
-of a blob may be used again when no row refers to the blob. Large rows are appended and found through small indices.
-That writes fewer pages than keeping the rows in order.
+A read is one statement, so it sees one consistent state. Keys of sessions and recipes are never reused (AUTOINCREMENT).
+So the rows of a deleted session can be deleted later, and a recipe can be cached by its key. The key of a blob can be
+reused when no row refers to the blob. Large rows are appended and found through small indices, which writes fewer pages
+than keeping the rows in order.
 
-The column `place` is the index of a record. The table `kept` has the rows of deleted sessions that are kept for their
-forks. The table `deleted` lists sessions with remaining rows to delete: records from a place on, and changes from a
-version on. It also has the parent, which may be deleted together with these rows.
+The column `place` is the index of a record. The table `kept` contains the rows of deleted sessions that are kept for
+their forks. The table `deleted` lists sessions with rows that must still be deleted: records from a `place` on, and
+changes from a version on. It also contains the session's parent, because a kept parent might have to be deleted
+together with these rows.
 
-Many rows are written or read in few steps. Python releases its interpreter lock in each step of SQLite, and while other
-threads compute, it gets the lock back only milliseconds later. One statement inserts a power of two of rows, so that
-few statements are prepared.
+Statements write or read many rows in few steps, because Python releases its interpreter lock in each step of SQLite.
+While other threads compute, a thread gets the lock back only milliseconds later. The number of rows that one statement
+inserts is a power of two, so that only few statements must be prepared.
 """
 
 import sqlite3
@@ -21,14 +22,14 @@ from typing import Any
 
 from toolpack_server.stores.blob_stubs import DIGITS, MARK, MAX_STUB_BYTES
 
-SIZES = (64, 32, 16, 8, 4, 2, 1)  # numbers of rows in one statement
+SIZES = (64, 32, 16, 8, 4, 2, 1)  # possible numbers of rows in one statement
 
 
 class Insertion:
     """A statement that inserts several rows.
 
     Args:
-        statement: The statement, with `{rows}` in place of the rows.
+        statement: The statement, in which `{rows}` stands for the rows.
         values: Number of values in a row.
     """
 
@@ -135,7 +136,7 @@ LEASES = f"""
     SELECT id, sessions.holder, coalesce(beat, 0) FROM sessions LEFT JOIN workers ON workers.holder = sessions.holder
     WHERE id {_IN_JSON}
 """  # noqa: S608 - built from constants, here and below
-# With max(version), SQLite takes `blob` from the row with the maximum.
+# In a query with max(version), SQLite takes `blob` from the row that contains the maximum.
 GET = f"""{_SESSION},
     (SELECT max(place) FROM records WHERE session = sessions.key), epoch,
     coalesce((SELECT id {_LAST}), ''),
@@ -147,7 +148,7 @@ GET = f"""{_SESSION},
 """  # noqa: S608
 ANCESTOR = f"SELECT {_FACTS} FROM sessions WHERE id = ? UNION ALL SELECT {_FACTS} FROM kept WHERE id = ?"  # noqa: S608
 LIST = f"{_SESSION} FROM sessions WHERE {{conditions}} ORDER BY {{order}} LIMIT ?"
-# All changes are in one row, because the time depends on the number of rows, not on their content.
+# Returns all changes in one row, because the time depends on the number of rows, not on their content.
 HISTORY = f"""
     SELECT key, oldest, {_VERSION}, (SELECT json_group_array(json_array(version, part, CAST(blob AS TEXT), size))
         FROM changes WHERE session = sessions.key)
@@ -179,7 +180,7 @@ FIND_BLOB = f"""
         THEN CAST(CAST(substr(body, {len(MARK) + 1}, {DIGITS}) AS TEXT) AS INTEGER) ELSE length(body) END
     FROM blobs WHERE id = ?
 """  # noqa: S608
-# For a file with blobs in a bucket. A trigger also works in a process that doesn't support such blobs.
+# For a file whose large blobs are in a bucket. A trigger also works in processes that don't support blobs in a bucket.
 CREATE_OUTSIDE = (
     "CREATE TABLE IF NOT EXISTS outside (name TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS dropped (stub BLOB NOT NULL)",
@@ -194,14 +195,14 @@ SET_OUTSIDE_NAME = "INSERT INTO outside VALUES (?)"
 ANY_DROPPED = "SELECT 1 FROM dropped LIMIT 1"
 DROPPED = "SELECT rowid, stub FROM dropped LIMIT ?"
 DELETE_DROPPED = f"DELETE FROM dropped WHERE rowid {_IN_JSON}"  # noqa: S608
-# For new sessions, which have greater keys than all sessions before.
+# For new sessions, which have greater keys than all older sessions.
 ADD_CHANGE_OF_NEW = "INSERT INTO changes SELECT key, ?, ?, ?, ? FROM sessions WHERE key > ?"
 ADD_RECORD_OF_NEW = """
     INSERT INTO records (session, place, version, call_id, id, total, body)
     SELECT key, ?, ?, ?, ?, ?, ? FROM sessions WHERE key > ?
 """
 OLDEST_OF_NEW = "UPDATE sessions SET oldest = ? WHERE key > ?"
-# A row has the session's columns of `_FACTS` from `id` on, then the digest of its recipe.
+# A row contains the session's columns of `_FACTS` from `id` on, followed by the digest of its recipe.
 ADD_SESSIONS = Insertion(
     f"""
     WITH new AS ({{rows}})
@@ -264,7 +265,8 @@ RECORDS_AT = """
         (SELECT key FROM kept WHERE id = wanted.value ->> 0)
     ) AND place BETWEEN wanted.value ->> 1 AND wanted.value ->> 2
 """
-# The first row of `clock` is the last reading. The second row is the number of uncounted seconds; it may be missing.
+# The first row of `clock` is the last reading. The second row is the number of uncounted seconds. It can be missing,
+# which means 0.
 CLOCK = """
     SELECT (SELECT noted FROM clock ORDER BY rowid LIMIT 1),
         coalesce((SELECT noted FROM clock ORDER BY rowid LIMIT 1 OFFSET 1), 0.0)
@@ -305,7 +307,7 @@ ALONE = f"""
 """  # noqa: S608
 DELETE_SESSIONS = f"DELETE FROM sessions WHERE key {_IN_JSON}"  # noqa: S608
 DELETE_ALL_LATER = "REPLACE INTO deleted (session, place, version) SELECT value, 0, 0 FROM json_each(CAST(? AS TEXT))"
-# The sessions with few rows and bytes to delete, among the first rows of `deleted`.
+# Returns sessions for which only few rows and bytes must be deleted, among the first rows of `deleted`.
 SMALL_DELETED = """
     SELECT json_group_array(session) FROM (SELECT * FROM deleted ORDER BY session LIMIT ?) AS first
     WHERE place = 0 AND version = 0 AND parent IS NULL

@@ -1,9 +1,9 @@
-"""Store in one SQLite file, for one or several processes on one machine.
+"""Store in one SQLite file, which one or several processes on one machine can use.
 
 A read is one statement, and a change is one short transaction. A commit checks the head of its session in the
 transaction that writes the record.
 
-The store doesn't count references. It deletes a blob or a recipe after checking that no row refers to it.
+The store doesn't count references. It deletes a blob or a recipe if no row refers to it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ from toolpack_server.stores.base import (
 )
 from toolpack_server.stores.history import Change, fitting, trim
 
-MIN_PAGE_SIZE = 100  # minimum number of sessions that `list` reads at a time if few may have the labels
+MIN_PAGE_SIZE = 100  # minimum number of sessions that `list` reads at a time if few of them might have the labels
 
 
 class RowGoneError(Exception):
@@ -54,7 +54,7 @@ class SqliteStore:
         self.shared = shared
         self._file = file
         self._commits = Commits(file)
-        self._recipes = BoundedCache[int, bytes](RECIPE_CACHE_BYTES, len)  # recipes, by key; no key is used twice
+        self._recipes = BoundedCache[int, bytes](RECIPE_CACHE_BYTES, len)  # recipes by key; a key is never reused
 
     @classmethod
     def from_url(cls, url: str, *, exclusive: bool) -> "SqliteStore":
@@ -67,7 +67,7 @@ class SqliteStore:
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
-        """Add sessions in one transaction. Sessions that are stored already stay unchanged."""
+        """Add sessions in one transaction. Sessions that are already stored stay unchanged."""
         changes = [*((0, *row) for row in parts.items()), *history.rows()]
         digests = {session.recipe: digest(session.recipe) for session in sessions}
         with self._file.write() as writer:
@@ -79,7 +79,7 @@ class SqliteStore:
             for version, part, blob in changes:
                 writer.execute(sql.ADD_CHANGE_OF_NEW, (version, part, *stored[blob], last))
             add_history(writer, last, history)
-            # If all sessions existed already, no row refers to the new blobs, so this deletes them again.
+            # If all sessions already existed, no row refers to the new blobs, so this statement deletes them again.
             writer.executemany(sql.FREE_BLOB, ((key,) for key, _ in stored.values()))
 
     def get(self, session_id: str) -> tuple[StoredSession, Head] | None:
@@ -169,7 +169,7 @@ class SqliteStore:
     def list(self, query: SessionQuery) -> Sequence[tuple[StoredSession, int]]:
         """Return the sessions that match a query, with their versions. Damaged rows are skipped."""
         sessions: list[tuple[StoredSession, int]] = []
-        # One more row than the limit, because the loop ends at the row after the last session.
+        # Read one more row than the limit, because the loop ends at the row after the last session.
         for *session, version in SqliteListing(self._file, query).rows(
             max(query.limit + 1, MIN_PAGE_SIZE if query.labels else 0)
         ):
@@ -204,7 +204,7 @@ class SqliteStore:
     ) -> Sequence[Head | Lease | None]:
         """Acquire leases. Return the heads of the sessions, or the leases of other holders."""
         ids = orjson.dumps([*session_ids])
-        # Read first, without a write transaction, because a worker that waits for a lease tries often.
+        # First read without a write transaction, because a worker that waits for a lease tries often.
         leases = _leases(self._file.read(sql.LEASES, ids))
         if not _grantable(leases, holder, dead):
             return [leases.get(session_id) for session_id in session_ids]
@@ -225,7 +225,7 @@ class SqliteStore:
             writer.execute(sql.ASK, (holder, session_id))
 
     def heartbeat(self, holder: str) -> Collection[str]:
-        """Count a heartbeat, and return the sessions that other workers have asked for."""
+        """Count a heartbeat. Return the sessions whose leases other workers have asked for."""
         with self._file.write() as writer:
             writer.execute(sql.HEARTBEAT, (holder,))
             rows = writer.execute(sql.TAKE_ASKED, (holder,))
@@ -237,7 +237,7 @@ class SqliteStore:
                 writer.execute(statement, (holder,))
 
     def outside_name(self, new: str) -> str:
-        """Return the name of this store in its bucket. If it has none, set it to `new`."""
+        """Return the name of this store in its bucket. If the store has no name, set it to `new`."""
         if not self._file.read(sql.HAS_OUTSIDE):
             if not new:
                 return ""
@@ -294,7 +294,7 @@ def _leases(rows: Iterable[tuple[Any, ...]]) -> dict[str, Lease]:
 
 
 def _grantable(leases: Mapping[str, Lease], holder: str, dead: Collection[Lease]) -> Sequence[str]:
-    """Return the ids of the sessions with leases that can be granted to a holder."""
+    """Return the ids of the sessions whose leases can be granted to a holder."""
     return [id_ for id_, lease in leases.items() if lease.holder in {None, holder} or lease in dead]
 
 
