@@ -1,1 +1,1 @@
-"""Databases and files: the two kinds of volumes that authors may put into environments."""
+"""Databases and files, the two kinds of volumes that authors can put into environments."""

@@ -1,14 +1,15 @@
 """Paths relative to the module in which an author creates a database or files.
 
-They don't depend on the server's working folder, so a toolpack behaves the same wherever the server starts. The working
-folder is used only if the module has no file, as in an interactive session.
+These paths don't depend on the server's working folder, so a toolpack behaves the same wherever the server starts. The
+working folder is used only if the module has no file, for example in an interactive session.
 """
 
 import os
 import sys
 from pathlib import Path
 
-_SKIPPED_PACKAGES = ("toolpack_server", "pydantic")  # pydantic, because it calls the default factories of fields
+# Includes pydantic, because pydantic calls the default factories of fields.
+_SKIPPED_PACKAGES = ("toolpack_server", "pydantic")
 
 
 def relative_to_caller(path: str | os.PathLike[str]) -> Path:

@@ -1,7 +1,7 @@
 """Database volume: a SQLite database that is a field of an environment.
 
 SQLite behaves as usual. This package decides where the file comes from, which changes are stored after a call
-(`database_file`), and which operations SQL may not use (`database_connection`).
+(`database_file`), and which operations are forbidden in SQL (`database_connection`).
 """
 
 import contextlib
@@ -51,8 +51,9 @@ _SQL_FILES, _DATABASE_FILES = (".sql",), (".db", ".sqlite", ".sqlite3")
 _BOTH = "use either connect() or path() in one call, not both"
 _PATH_IN_USE = "a block of path() is still open, and two would overwrite each other's changes: end it first"
 _FILE_IN_USE = "close every connection to the file of path() before its block ends"
-PAGE_SIZE = 2048  # page size of new databases; with 4096, each version would take nearly twice as many bytes
-_UNLIMITED_BYTES = 2**40  # limit for databases outside a session: practically none
+# Page size of new databases; with SQLite's default, 4096, each version would take nearly twice as many bytes.
+PAGE_SIZE = 2048
+_UNLIMITED_BYTES = 2**40  # limit for databases outside a session, which is practically unlimited
 _DIGEST_BYTES = 16
 
 
@@ -60,10 +61,10 @@ class Database(Volume):
     """A SQLite database as a field of an environment. Each session has its own copy.
 
     Args:
-        schema: SQL; or the path of a file with SQL (`.sql`), or of a database (`.db`, `.sqlite`, `.sqlite3`). Relative
-            paths start at the folder of the calling module.
+        schema: A string of SQL, or the path of a file with SQL (`.sql`) or of a database (`.db`, `.sqlite`,
+            `.sqlite3`). Relative paths start at the folder of the calling module.
         fill: A function that gets a connection and fills the new database.
-        foreign_keys: Enforce foreign keys in every call.
+        foreign_keys: Whether to enforce foreign keys in every call.
     """
 
     kind = "database"
@@ -76,10 +77,10 @@ class Database(Volume):
     _pages: bytes | None = None  # initial content of the file, used instead of the schema
     _own: "DatabaseFile | None" = None  # file of an author's instance, created at first use
     _connection: SessionConnection | None = None
-    _unread = False  # a connection may have committed pages that aren't in `_changed` yet
-    _written = False  # the file was changed, so a failed call must discard it
-    _by_path = False  # the call uses `path` instead of a connection
-    _is_path_open = False  # a block of `path` hasn't ended
+    _unread = False  # whether a connection might have committed pages that aren't in `_changed` yet
+    _written = False  # whether the file was changed, so that a failed call must discard it
+    _by_path = False  # whether the call uses `path` instead of a connection
+    _is_path_open = False  # whether a block of `path` hasn't ended yet
     _changed: "set[int] | None" = None
 
     def __init__(
@@ -90,12 +91,12 @@ class Database(Volume):
         self._foreign_keys = foreign_keys
 
     def connect(self) -> sqlite3.Connection:
-        """Return the connection of the call. The first use opens it."""
+        """Return the connection of the call. The first use opens the connection."""
         return self._connected()
 
     @contextlib.contextmanager
     def path(self) -> Iterator[Path]:
-        """Yield a temporary file with the database's content. Changes in the file are stored when the block ends.
+        """Yield a temporary file with the database's content. Changes to the file are stored when the block ends.
 
         Raises:
             sqlite3.OperationalError: The call also uses a connection, another block is open, or something still uses
@@ -163,7 +164,7 @@ class Database(Volume):
         if not isinstance(value, str):
             raise ValueError("a database must be a string with SQL that creates it")  # noqa: TRY004 - for pydantic
         database = cls()
-        database._schema = value  # without `_sql_or_path`, because a client must not read a file of the server
+        database._schema = value  # not through `_sql_or_path`, because a client must not read the server's files
         return database
 
     @override
@@ -251,7 +252,7 @@ class Database(Volume):
             with self._reading() as before, after._reading() as now:
                 return database_views.patch(before, now, path, lambda *_: {})
         differing = one.differing(other.path)
-        # Equal databases may differ in the counters of page 1.
+        # Equal databases can differ in the counters of page 1.
         if one.pages == other.pages and differing <= {1}:
             first = [normal_pages(Body({}, file.read([1]))) for file in (one, other)]
             if first[0] == first[1]:
@@ -269,7 +270,10 @@ class Database(Volume):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Reading]:
-        """Yield a `Reading` for a view. Time and memory are limited, because an untrusted schema may compute much."""
+        """Yield a `Reading` for a view.
+
+        Time and memory are limited, because an untrusted schema could cause long computations.
+        """
         limits, name = self._limits, "" if self.mount is None else f" {self.mount.chain.name!r}"
         reading = None
         try:
@@ -297,7 +301,7 @@ class Database(Volume):
     @override
     def export(self) -> bytes:
         exported = bytearray(self._file().path.read_bytes())
-        exported[18:20] = b"\1\1"  # the versions, as `set_versions` writes them
+        exported[18:20] = b"\1\1"  # the write and read versions of a WAL file; see `set_versions`
         return bytes(exported)
 
     @classmethod
@@ -319,7 +323,10 @@ class Database(Volume):
         return self._own
 
     def _connected(self) -> SessionConnection:
-        """Return the open connection. Open one at first use, or if the function has closed the last connection."""
+        """Return the open connection.
+
+        Open a connection at first use, or if the function has closed the last connection.
+        """
         connection = self._connection
         if connection is None or connection.before_close is None:
             if self.mount is not None and self.mount.ended:
@@ -330,16 +337,17 @@ class Database(Volume):
         return connection
 
     def _open(self) -> SessionConnection:
-        """Open a connection to the file. When the function closes it, its commits are recorded."""
+        """Open a connection to the file. When the function closes the connection, its commits are recorded."""
         mount, file = self.mount, self._file()
         limit, read_only, pinned = (
             (_UNLIMITED_BYTES, False, False)
             if mount is None
             else (mount.context.limits.max_bytes, bool(mount.read_only), mount.pinned)
         )
-        self._unread |= not read_only  # set before opening, because a deadline may interrupt the function at any step
+        self._unread |= not read_only  # set before opening, because a deadline can interrupt the function at any step
         connection = open_connection(file, limit, read_only=read_only, pinned=pinned)
-        # A function may keep the connection. Weak references ensure that the connection keeps nothing else alive.
+        # A function can keep the connection after its call. Weak references ensure that the connection keeps nothing
+        # else alive.
         database_of = weakref.ref(self)
 
         def record_commits() -> None:
@@ -371,13 +379,13 @@ class Database(Volume):
         self._unread = False
 
     def _close(self, *, commit: bool = True) -> None:
-        """Close the connection, and record its committed pages.
+        """Close the connection, and record the pages that it has committed.
 
         Args:
-            commit: Commit an open transaction first.
+            commit: Whether to commit an open transaction first.
 
         Raises:
-            sqlite3.OperationalError: The committed pages aren't known, or a thread or cursor still uses the database.
+            sqlite3.OperationalError: The committed pages are unknown, or a thread or cursor still uses the database.
         """
         connection, self._connection = self._connection, None
         if connection is None and not self._unread:
@@ -398,7 +406,8 @@ class Database(Volume):
 
     def _take_over(self, file: DatabaseFile, path: Path) -> None:
         """Copy the changes in another file to the database's file."""
-        connection = sqlite3.connect(path, timeout=0.1)  # short, to fail fast if a connection still uses the file
+        # A short timeout, to fail fast if a connection still uses the file.
+        connection = sqlite3.connect(path, timeout=0.1)
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
             set_versions(path, WAL_VERSION)
@@ -423,7 +432,7 @@ class Database(Volume):
         if self.mount is not None and changed.size > self.mount.context.limits.max_bytes:
             raise sqlite3.OperationalError(FULL)
         self._written = True
-        # Page 1 has the number of pages, so copy it even if it is equal.
+        # Page 1 contains the number of pages, so copy it even if it is equal.
         file.take_over(changed, differing | {1})
         self._changed = (self._changed or set()) | differing | {1}
 
@@ -463,9 +472,9 @@ class Database(Volume):
 
 
 def _sql_or_path(schema: str | Path | None) -> str | Path | None:
-    """Return SQL as a string, and the name of a file as a path.
+    """Return the schema: SQL as a `str`, or the name of a file as a `Path`.
 
-    A string is the name of a file if it ends with a known suffix and has no newline or semicolon.
+    A string is the name of a file if it ends with a known suffix and contains no newline or semicolon.
     """
     if schema is None:
         return None
@@ -482,13 +491,13 @@ def _make_empty(path: Path) -> None:
     try:
         connection.execute(f"PRAGMA page_size={PAGE_SIZE}")
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA user_version=0")  # writes the first page
+        connection.execute("PRAGMA user_version=0")  # this makes SQLite write the first page
     finally:
         connection.close()
 
 
 def _copy_database(source: Path, target: Path) -> None:
-    """Copy a database with all its pages, including those in its log."""
+    """Copy a database with all its pages, including pages that are only in its log."""
     if not source.is_file():
         raise InvalidParamsError(f"The database's file {str(source)!r} doesn't exist: correct the path.")
     duplicate = target.with_name("source")
@@ -496,7 +505,8 @@ def _copy_database(source: Path, target: Path) -> None:
         reading, writing = sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True), sqlite3.connect(target)
         try:
             reading.backup(writing)
-        # SQLite must write to the folder if a journal is left, or if the log has no index. So read a copy instead.
+        # SQLite would have to write to the folder if a journal was left behind, or if the log has no index. So read a
+        # copy instead.
         except sqlite3.OperationalError:
             reading.close()
             for suffix in ("", "-wal", "-journal"):

@@ -1,8 +1,8 @@
 """Connection of a call to its database, and the restrictions on its SQL.
 
-Agents may send SQL, so the restrictions apply to all SQL. SQLite enforces them: by its authorizer, its limits, and the
-way the file is opened. Nothing here refers to the call or the `Database`, so a function that keeps a connection keeps
-nothing else alive.
+Agents might send SQL, so the restrictions apply to all SQL. SQLite enforces the restrictions through its authorizer,
+its limits, and the way the file is opened. Nothing in this module refers to the call or the `Database`, so a function
+that keeps a connection keeps nothing else alive.
 """
 
 import _sqlite3
@@ -21,19 +21,20 @@ from toolpack_server.features.volumes.databases.database_file import DatabaseFil
 from toolpack_server.volumes.scratch import FULL_TEXT, is_full
 
 PATTERN_BYTES = 1000  # maximum size of a LIKE or GLOB pattern
-MEMORY_BYTES = 2**28  # minimum of SQLite's memory limit in a process; see `memory_bytes`
-STEPS = 20_000  # instructions of SQLite's virtual machine between two checks of the deadline: some milliseconds
+MEMORY_BYTES = 2**28  # smallest value of SQLite's memory limit in a process; see `memory_bytes`
+# Instructions of SQLite's virtual machine between two checks of the deadline, which take some milliseconds.
+STEPS = 20_000
 
 _NO_ATTACH = "ATTACH, DETACH and VACUUM INTO aren't allowed in a session's database"
 _VACUUM_ALONE = "SQL with the word ATTACH can't run VACUUM: run VACUUM by itself"
 _FUNCTIONS = {"load_extension", "fts3_tokenizer"}
-# Settings that SQL may read but not set.
+# Settings that SQL can read but not set.
 _FIXED = {
     *("writable_schema", "max_page_count", "trusted_schema", "cell_size_check", "page_size", "auto_vacuum"),
     *("query_only", "temp_store_directory", "data_store_directory"),
-    *("hard_heap_limit", "soft_heap_limit"),  # limits of the whole process
+    *("hard_heap_limit", "soft_heap_limit"),  # these settings limit the whole process
 }
-# Settings that SQL can neither read nor set: SQLite ignores the PRAGMA.
+# Settings that SQL can neither read nor set. SQLite ignores a PRAGMA for them.
 _DURABILITY = {
     *("journal_mode", "synchronous", "locking_mode", "wal_checkpoint", "wal_autocheckpoint", "journal_size_limit"),
     *("mmap_size", "temp_store", "busy_timeout"),
@@ -41,13 +42,14 @@ _DURABILITY = {
 _VACUUM = re.compile(r"\bvacuum\b", re.IGNORECASE)
 _ATTACH = re.compile(r"\battach\b", re.IGNORECASE)
 _MAX_BYTES = 10**9  # SQLite's own limit
-# trusted_schema=ON: a schema may use SQLite's own functions and tables. They are safe except for `_FUNCTIONS`, which
-# are refused. With OFF, versions before 3.41 refuse JSON, full text and R-tree in views, triggers, CHECKs and indexes.
+# With trusted_schema=ON, a schema can use SQLite's own functions and tables. They are safe except for `_FUNCTIONS`,
+# which the authorizer refuses. With OFF, SQLite before 3.41 refuses JSON, full text and R-tree in views, triggers,
+# CHECKs and indexes.
 _PRAGMAS = ("trusted_schema=ON", "cell_size_check=ON", "temp_store=MEMORY")
 
 FULL = "database or disk is full"
 UNKNOWN = "the committed changes aren't known, because the connection could not be closed"
-_NO_ROOM = (FULL, "disk I/O error", "unable to open database file", UNKNOWN)  # SQLite's errors if a disk is full
+_NO_ROOM = (FULL, "disk I/O error", "unable to open database file", UNKNOWN)  # SQLite's messages for a full disk
 CLOSED = "Cannot operate on a closed database."
 INTERRUPTED = "interrupted"
 READ_ONLY = "attempt to write a readonly database"
@@ -58,11 +60,11 @@ class _Rules:
     """State of one connection's authorizer.
 
     Attributes:
-        denied: Reason of the last refusal, or "".
-        script: The SQL that runs now, one or several statements. None if the SQL isn't known.
+        denied: Reason for the last refusal, or "".
+        script: The SQL that is running, which consists of one or several statements. None if the SQL isn't known.
         max_memory: If SQLite holds more bytes than this in the process, the statement is interrupted.
         is_over_memory: Whether the last check found more bytes than `max_memory`.
-        ends: Deadline of the statement on the monotonic clock. None: no deadline.
+        ends: Deadline of the statement on the monotonic clock. None means no deadline.
     """
 
     __slots__ = ("denied", "ends", "is_over_memory", "max_memory", "script")
@@ -77,7 +79,8 @@ class _Rules:
     def check_progress(self) -> bool:
         """Return whether to interrupt the statement.
 
-        When a function's deadline passes during a long statement, the interpreter can raise the exception here.
+        SQLite calls this method during long statements. If the function's deadline passes then, the interpreter can
+        raise the deadline exception here.
         """
         self.is_over_memory = _memory_used() > self.max_memory
         return self.is_over_memory or (self.ends is not None and time.monotonic() > self.ends)
@@ -94,14 +97,18 @@ class _Rules:
             self.denied = f"{second}() isn't allowed in a session's database"
             return sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_DETACH or (action == sqlite3.SQLITE_ATTACH and (first or self._attaches())):
-            # A VACUUM attaches a file with an empty name. Beside the word ATTACH, it can't be told from an ATTACH.
+            # A VACUUM attaches a file with an empty name. If the SQL also contains the word ATTACH, this can't be
+            # distinguished from an ATTACH.
             is_vacuum = first == "" and action == sqlite3.SQLITE_ATTACH and _VACUUM.search(self.script or "")
             self.denied = _VACUUM_ALONE if is_vacuum else _NO_ATTACH
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
     def _pragma(self, name: str, value: str | None) -> int:
-        """Return whether SQLite allows, ignores or refuses a PRAGMA. `value` is None if the PRAGMA only reads."""
+        """Return whether SQLite allows, ignores or refuses a PRAGMA.
+
+        `value` is None if the PRAGMA only reads the setting.
+        """
         if name in _DURABILITY:
             return sqlite3.SQLITE_IGNORE
         if name in _FIXED and value is not None:
@@ -110,12 +117,15 @@ class _Rules:
         return sqlite3.SQLITE_OK
 
     def _attaches(self) -> bool:
-        """Return whether the SQL may contain an ATTACH. If not, SQLite itself attaches a file to run a VACUUM."""
+        """Return whether the SQL might contain an ATTACH.
+
+        If it doesn't, SQLite itself attaches a file to run a VACUUM.
+        """
         return self.script is None or _ATTACH.search(self.script) is not None
 
 
 class SessionCursor(sqlite3.Cursor):
-    """Cursor that tells the authorizer which SQL it runs, because SQLite doesn't."""
+    """Cursor that passes its SQL to the authorizer, because SQLite doesn't."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> "SessionCursor":
         rules: _Rules = self.connection.rules  # type: ignore[attr-defined]
@@ -141,7 +151,7 @@ class SessionConnection(sqlite3.Connection):
 
     Attributes:
         rules: State of the authorizer.
-        before_close: Hook that runs before the function closes the connection. None after that.
+        before_close: Hook that runs before the function closes the connection. It is None afterwards.
     """
 
     rules: _Rules
@@ -181,7 +191,8 @@ class SessionConnection(sqlite3.Connection):
         super().close()
 
     def __del__(self) -> None:
-        # No code closes the connection of an author's own instance. Python 3.13 and later would warn about that.
+        # Close the connection of an author's own instance, which no other code closes. Otherwise Python 3.13 and later
+        # would warn.
         with contextlib.suppress(sqlite3.Error):
             super().close()
 
@@ -212,11 +223,14 @@ class SessionConnection(sqlite3.Connection):
         _refuse("setconfig")
 
     def set_deadline(self, ends: float | None) -> None:
-        """Set the deadline of statements, on the monotonic clock. None: no deadline."""
+        """Set the deadline of statements, on the monotonic clock. None means no deadline."""
         self.rules.ends = ends
 
     def set_progress_handler(self, progress_handler: Callable[[], Any] | None, n: int) -> None:
-        """Set a progress handler. The checks of deadline and memory still run. `n` below 1 removes the handler."""
+        """Set a progress handler.
+
+        The checks of the deadline and the memory still run. An `n` below 1 removes the handler.
+        """
         check = self.rules.check_progress
         if progress_handler is None or n < 1:
             super().set_progress_handler(check, STEPS)
@@ -225,10 +239,13 @@ class SessionConnection(sqlite3.Connection):
 
 
 def _memory_counter() -> Callable[[], int]:
-    """Return SQLite's function that counts its bytes in the process. If it isn't accessible, return 0 for each call."""
+    """Return SQLite's function that counts its bytes in the process.
+
+    If that function isn't accessible, return a function that returns 0.
+    """
     try:
         counter = ctypes.CDLL(_sqlite3.__file__).sqlite3_memory_used
-    except (AttributeError, OSError):  # the module is built into the interpreter, or hides the library's symbols
+    except (AttributeError, OSError):  # the sqlite3 module is built in, or hides the library's symbols
         return lambda: 0
     counter.argtypes, counter.restype = [], ctypes.c_int64
     return cast("Callable[[], int]", counter)
@@ -248,16 +265,18 @@ def memory_bytes(max_bytes: int) -> int:
 
 
 def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinned: bool) -> SessionConnection:
-    """Open a connection to a file. A connection that may write must be the only one to its file.
+    """Open a connection to a file. A connection that can write must be the only connection to its file.
 
     Args:
         max_bytes: The maximum size of the database, from which the memory limits follow.
-        pinned: Make the time and random functions of SQL use Python's clock and random numbers, which are pinned.
+        pinned: Whether SQL's time and random functions use Python's clock and random numbers, which the session has
+            fixed.
     """
     mode = "mode=ro&immutable=1" if read_only else "mode=rw"
     connection = sqlite3.connect(f"{file.uri}?{mode}", uri=True, check_same_thread=False, factory=SessionConnection)
-    # SQLite's limit applies to the whole process. Beyond it, any allocation fails, even in the store. So a statement is
-    # interrupted at three quarters of the limit, and the rest is left for short statements of other connections.
+    # SQLite's limit applies to the whole process. When it is reached, every allocation fails, even in the store. So a
+    # statement is interrupted at three quarters of the limit, and the rest is reserved for short statements of other
+    # connections.
     connection.rules.max_memory = memory_bytes(max_bytes) // 4 * 3
     pragmas = [*_PRAGMAS, f"hard_heap_limit={memory_bytes(max_bytes)}"]
     if not read_only:
@@ -281,7 +300,8 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
         sqlite3.Connection.set_authorizer(connection, connection.rules.authorize)
         sqlite3.Connection.set_progress_handler(connection, connection.rules.check_progress, STEPS)
     except BaseException:
-        connection.close()  # otherwise the error's traceback would keep the connection open and the file locked
+        # Close it now, because the error's traceback would otherwise keep the connection open and the file locked.
+        connection.close()
         raise
     return connection
 
@@ -289,11 +309,11 @@ def open_connection(file: DatabaseFile, max_bytes: int, *, read_only: bool, pinn
 def explain(
     error: BaseException, rules: _Rules | None, file: DatabaseFile | None, read_only: str, max_bytes: int
 ) -> BaseException:
-    """Add the reason to the text of an error of SQLite.
+    """Add the reason to the message of an error from SQLite.
 
     Args:
-        rules: State of the connection's authorizer. None: no connection.
-        file: The database's file, to check the free space. None: don't check it.
+        rules: State of the connection's authorizer. None if there is no connection.
+        file: The database's file, whose free space is checked. None skips this check.
         read_only: Reason why the database must not be changed, or "".
         max_bytes: Maximum size of the database.
 
@@ -304,10 +324,10 @@ def explain(
         error.args = (_memory_text(max_bytes),)
     if not isinstance(error, sqlite3.Error) or len(error.args) != 1 or not isinstance(error.args[0], str):
         return error
-    text = error.args[0].replace("authorization denied", "not authorized")  # SQLite's text for VACUUM INTO
+    text = error.args[0].replace("authorization denied", "not authorized")  # SQLite's message for VACUUM INTO
     if text.startswith("not authorized") and rules is not None and rules.denied:
         error.args = (f"{text}: {rules.denied}",)
-    elif text.startswith("unsafe use of ") and text[14:-2] in _FUNCTIONS:  # in a view or a trigger
+    elif text.startswith("unsafe use of ") and text[14:-2] in _FUNCTIONS:  # the function is used in a view or a trigger
         error.args = (f"{text}: {text[14:]} isn't allowed in a session's database",)
     elif text == READ_ONLY and read_only:
         error.args = (f"{text}: {read_only}",)
@@ -343,14 +363,14 @@ def _no_tokenizer(*_arguments: object) -> NoReturn:
 
 
 _TIMES = dict.fromkeys(("date", "time", "datetime", "julianday", "unixepoch"), (0, 1)) | {"strftime": (1, 2)}
-"""SQL functions of times: the index of the first time argument, and the index of the first modifier after the times."""
+"""SQL functions for times, each with the index of the first time argument and the index of the first modifier."""
 if sqlite3.sqlite_version_info >= (3, 43):
     _TIMES["timediff"] = (0, 2)
 
-# Words for the current time. Versions before 3.42 know only `now`. The other words also request milliseconds.
+# Words for the current time. SQLite before 3.42 knows only `now`. The other words also request milliseconds.
 _NOW = "now"
 _WITH_FRACTION = ("subsec", "subsecond") if sqlite3.sqlite_version_info >= (3, 42) else ()
-_ZONES = ("localtime", "utc")  # modifiers without effect: the time zone is UTC while the clock is pinned
+_ZONES = ("localtime", "utc")  # modifiers that have no effect, because the time zone is UTC while the clock is pinned
 
 
 def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
@@ -366,16 +386,17 @@ def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
     plain = sqlite3.connect(":memory:", check_same_thread=False)
 
     def replacement(name: str) -> Callable[..., Any]:
-        """Return the function that replaces SQLite's time function of this name."""
+        """Return the function that replaces SQLite's time function with this name."""
         first, last = _TIMES[name]
 
         def run(*arguments: Any) -> Any:
             times: list[Any] = [*arguments[first:last]]
-            if not times and len(arguments) == first and last - first == 1:  # the default is the current time
+            # Without a time argument, SQLite uses the current time.
+            if not times and len(arguments) == first and last - first == 1:
                 times.append(_NOW)
             modifiers = [each for each in arguments[last:] if _word(each) not in _ZONES]
             words = [*map(_word, times)]
-            # `subsec` in the place of the time means the current time and the modifier `subsec`.
+            # `subsec` in place of the time means the current time with the modifier `subsec`.
             if last - first == 1 and words and words[0] in _WITH_FRACTION:
                 modifiers.append(words[0])
             times = [
@@ -393,12 +414,12 @@ def pin_functions(connection: sqlite3.Connection, max_bytes: int) -> None:
     for name, function in (("CURRENT_DATE", "date"), ("CURRENT_TIME", "time"), ("CURRENT_TIMESTAMP", "datetime")):
         connection.create_function(name, 0, replacement(function))
     connection.create_function("random", 0, lambda: int.from_bytes(os.urandom(8), signed=True))
-    # SQLite refuses a value that is one byte too long, so longer values needn't be created.
+    # SQLite refuses a value that is one byte too long, so no longer value must be created.
     connection.create_function("randomblob", 1, lambda size: os.urandom(min(max(int(size or 0), 1), max_bytes + 1)))
 
 
 def _word(argument: Any) -> str:
-    """Return an argument as SQLite compares it with a word; "" if it isn't text."""
+    """Return an argument in the form in which SQLite compares it with a word, or "" if it isn't text."""
     text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
     return text.partition("\0")[0].lower() if isinstance(text, str) else ""
 

@@ -27,10 +27,10 @@ MAGIC = b"SQLite format 3\x00"
 HEADER_BYTES = 100
 MAX_PAGE_SIZE = 65536
 WAL_VERSION = b"\x02\x02"
-_VERSIONS = 18  # offset of the write and read versions: 1 is a rollback journal, 2 is a WAL
-_COUNTERS = ((24, 28), (92, 100))  # change counters, and the SQLite version of the last change
+_VERSIONS = 18  # offset of the write and read versions, which are 1 for a rollback journal and 2 for a write-ahead log
+_COUNTERS = ((24, 28), (92, 100))  # offsets of the change counters, and of the SQLite version of the last change
 _WAL_HEADER, _FRAME_HEADER = 32, 24
-_NUMBERS = "I"  # type code of an array of page numbers: 4 bytes each
+_NUMBERS = "I"  # type code of an array of page numbers with 4 bytes each
 
 
 def page_size_of(first: bytes | memoryview) -> int:
@@ -46,7 +46,7 @@ def page_size_of(first: bytes | memoryview) -> int:
 
 
 class DatabaseFile(WorkingCopy):
-    """Working copy of a database: a file.
+    """Working copy of a database, as a file.
 
     Attributes:
         path: The file.
@@ -54,7 +54,7 @@ class DatabaseFile(WorkingCopy):
         page_size: Size of a page in bytes.
         pages: Number of pages.
         scratch: Scratch folder for copies of the file.
-        foreign_keys: Foreign keys are enforced in every call.
+        foreign_keys: Whether foreign keys are enforced in every call.
     """
 
     def __init__(self, scratch: Scratch, path: Path, *, foreign_keys: bool) -> None:
@@ -112,16 +112,16 @@ class DatabaseFile(WorkingCopy):
         """Remove a database file, its log and its journal."""
         for suffix in ("", "-wal", "-shm", "-journal"):
             with contextlib.suppress(OSError):
-                os.unlink(f"{path}{suffix}")  # noqa: PTH108 - creates no Path objects
+                os.unlink(f"{path}{suffix}")  # noqa: PTH108 - faster, because it creates no Path objects
 
     def has_log(self) -> bool:
         """Return whether the file has a log. SQLite removes the log when the last connection is closed."""
         return os.access(f"{self.path}-wal", os.F_OK)
 
     def committed(self) -> tuple[set[int], int]:
-        """Return the numbers of the pages committed to the log, and the database's number of pages (0: no commit).
+        """Return the numbers of the pages committed to the log, and the database's total number of pages.
 
-        Pages beyond the database's end are omitted.
+        The total is 0 if the log contains no commit. Pages beyond the database's end are omitted.
         """
         try:
             log = Path(f"{self.path}-wal").read_bytes()
@@ -141,7 +141,7 @@ class DatabaseFile(WorkingCopy):
     def take_over(self, other: "DatabaseFile", numbers: Iterable[int]) -> None:
         """Copy pages of another file into this file, and give it the same number of pages.
 
-        The file is changed in place, because it may have open connections.
+        The file is changed in place, because connections to it can be open.
         """
         ordered = sorted(numbers)
         pages = memoryview(other.read(ordered))
@@ -153,10 +153,10 @@ class DatabaseFile(WorkingCopy):
         self.pages = other.pages
 
     def body(self, changed: Mapping[int, int] | None) -> Body:
-        """Return a piece with the changed pages. Pages that the database doesn't have any more are omitted.
+        """Return a piece with the changed pages. Pages that the database no longer contains are omitted.
 
         Args:
-            changed: The numbers of the pages, with the size of each. None: all pages.
+            changed: The numbers of the pages, with the size of each. None means all pages.
         """
         head = {"pages": self.pages}
         if changed is None:
@@ -168,7 +168,7 @@ class DatabaseFile(WorkingCopy):
         return Body({**head, "changed": len(numbers)}, packed.tobytes() + self.read(numbers))
 
     def differing(self, other: Path) -> set[int]:
-        """Return the numbers of the pages in another file that this file lacks, or that differ."""
+        """Return the numbers of the other file's pages that this file lacks, or that differ in the two files."""
         differing, number, at_once = set(), 0, 256
         with self.path.open("rb") as mine, other.open("rb") as theirs:
             while chunk := theirs.read(self.page_size * at_once):
@@ -183,7 +183,7 @@ class DatabaseFile(WorkingCopy):
 
 
 def committed_pages(log: bytes, page_size: int) -> tuple[set[int], int]:
-    """Return the committed pages of a write-ahead log: see `DatabaseFile.committed`.
+    """Return the committed pages of a write-ahead log; see `DatabaseFile.committed`.
 
     A frame belongs to the log if its salts equal those of the log's header. Frames after the last commit aren't
     committed.
@@ -205,7 +205,7 @@ def committed_pages(log: bytes, page_size: int) -> tuple[set[int], int]:
 
 
 def sizes_of(body: Body, page_size: int = 0) -> Mapping[int, int]:
-    """Return the bytes of each page in a piece other than the first."""
+    """Return the size in bytes of each page in a piece after the first."""
     numbers = _numbers(body)
     if numbers:
         page_size = (len(body.data) - 4 * len(numbers)) // len(numbers)
@@ -215,7 +215,7 @@ def sizes_of(body: Body, page_size: int = 0) -> Mapping[int, int]:
 def normal_pages(body: Body) -> Sequence[bytes | memoryview]:
     """Return the content of a piece in several parts, without the counters of changes and SQLite's version.
 
-    Databases with equal content differ in these values, so they are set to zero.
+    Databases with equal content can differ in these values, so the values are set to zero.
     """
     numbers = [1] if "changed" not in body.head else _numbers(body)
     if not numbers or numbers[0] != 1:
@@ -228,10 +228,10 @@ def normal_pages(body: Body) -> Sequence[bytes | memoryview]:
 
 
 def set_versions(path: Path, version: bytes) -> None:
-    """Set the write and read versions of a file without connections.
+    """Set the write and read versions in a file that has no open connections.
 
     Args:
-        version: Two bytes: 2 and 2 for a write-ahead log, 1 and 1 for a rollback journal.
+        version: Two bytes, which are 2 and 2 for a write-ahead log, or 1 and 1 for a rollback journal.
     """
     with path.open("r+b") as file:
         file.seek(_VERSIONS)
@@ -241,7 +241,7 @@ def set_versions(path: Path, version: bytes) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file, inside the kernel if the file system supports that.
+    """Copy a file. The kernel copies it if the file system supports that.
 
     Raises:
         OSError: The disk is full.
@@ -254,14 +254,14 @@ def copy_file(source: Path, target: Path) -> None:
                 if not copied:
                     break
                 remaining -= copied
-        except (AttributeError, OSError):  # not supported by this system, or between these file systems
+        except (AttributeError, OSError):  # the copy isn't supported by this system, or between these file systems
             reading.seek(0)
             writing.seek(0)
             shutil.copyfileobj(reading, writing, 2**20)
 
 
 def _numbers(body: Body) -> Sequence[int]:
-    """Return the numbers of the pages in a piece other than the first."""
+    """Return the numbers of the pages in a piece after the first."""
     packed = array.array(_NUMBERS)
     packed.frombytes(body.data[: 4 * body.head["changed"]])
     if sys.byteorder == "big":

@@ -1,11 +1,11 @@
-"""Search for the rows that may differ between two files of a database, without reading the rows.
+"""Search for rows that might differ between two files of a database, without reading the rows.
 
-A table is a tree of pages. Its inner pages give the first and last rowid of each leaf
+A table is a tree of pages, whose inner pages contain the first and last rowid of each leaf
 (https://www.sqlite.org/fileformat2.html#b_tree_pages). If a leaf has the same page number and bytes in both files, its
 rows are equal, unless an overflow page with a large value has changed.
 
-If the result isn't certain, for example because a file has an unexpected format, `changed_ranges` returns an empty
-result. Then the caller compares all rows, so that no change is lost.
+If the result is uncertain, for example because a file has an unexpected format, `changed_ranges` returns an empty
+result. The caller then compares all rows, so that no change is missed.
 """
 
 import mmap
@@ -20,13 +20,13 @@ _FIRST_PAGE_HEADER, _FREELIST, _ENCODING = 100, 32, slice(56, 60)
 _MIN_ROWID, _MAX_ROWID = -(2**63), 2**63 - 1
 
 Ranges = Sequence[tuple[int, int]]
-"""Ranges of rowids: the first and the last rowid of each range."""
+"""Ranges of rowids, each with its first and its last rowid."""
 
 Tree = tuple[str, str, str | None]
-"""Identity of a tree of pages: the type, the name and the SQL of a table or an index."""
+"""Identity of a tree of pages, which is the type, the name and the SQL of a table or an index."""
 
 Roots = Mapping[Tree, int]
-"""The number of the first page of each tree."""
+"""The number of each tree's first page."""
 
 _Leaves = dict[int, tuple[int, int]]
 """The range of rowids of each leaf, by page number."""
@@ -35,18 +35,18 @@ _Leaves = dict[int, tuple[int, int]]
 def changed_ranges(
     files: tuple[Path, Path], roots: tuple[Roots, Roots], page_size: int, differing: set[int]
 ) -> dict[Tree, Ranges]:
-    """Return the rowids of the rows that may have changed, for each tree in both files.
+    """Return the rowids of the rows that might have changed, for each tree that both files contain.
 
-    An index and a table WITHOUT ROWID have no rowids, so their range covers all rows or none.
+    Indexes and tables WITHOUT ROWID have no rowids, so their range covers either all rows or no rows.
 
     Args:
         files: Both files, with pages of the same size.
-        roots: Number of the first page of each tree, for both files.
+        roots: Numbers of the trees' first pages, for both files.
         page_size: Size of a page in bytes.
         differing: Numbers of the pages in the second file that are new or differ.
 
     Returns:
-        Ranges by tree. Empty if the ranges can't be determined.
+        Ranges by tree. The result is empty if the ranges can't be determined.
     """
     try:
         with ExitStack() as stack:
@@ -57,7 +57,7 @@ def changed_ranges(
             )
             one.add_free_pages()
             other.add_free_pages()
-            # A page that is neither in a tree nor free in both files is an overflow page.
+            # A page that is neither in a tree nor free, in both files, is an overflow page.
             has_changed_overflow = any(
                 page not in one.visited and page not in other.visited for page in differing if page <= one.pages
             )
@@ -69,7 +69,7 @@ def changed_ranges(
 
 
 def _ranges(left: _Leaves, right: _Leaves, differing: set[int]) -> Ranges:
-    """Return the merged ranges of the leaves that differ, or that are in only one of two trees."""
+    """Return the merged ranges of the leaves that differ, or that only one of the two trees contains."""
     changed = [
         span
         for leaves, others in ((left, right), (right, left))
@@ -90,8 +90,8 @@ class _Trees:
 
     Attributes:
         pages: Number of pages.
-        visited: Pages that were found in a tree or in the list of free pages.
-        encoding: Encoding of texts in the file.
+        visited: Pages that were already found in a tree or in the list of free pages.
+        encoding: Encoding of strings in the file.
     """
 
     def __init__(self, path: Path, page_size: int) -> None:
@@ -109,14 +109,16 @@ class _Trees:
         self._data.close()
 
     def leaves(self, root: int) -> _Leaves:
-        """Return the leaves of a tree, with their ranges of rowids. For an index, return all pages: each page has keys.
+        """Return the leaves of a tree, with their ranges of rowids.
+
+        For an index, return all pages, because each contains keys.
 
         Raises:
             IndexError, ValueError, struct.error: The file has an unexpected format.
         """
         level: _Leaves = {root: (_MIN_ROWID, _MAX_ROWID)}
         leaves = level
-        # All leaves are equally deep, so the first page of a level shows the kind of all its pages.
+        # All leaves are at the same depth, so the first page of a level shows the kind of all pages on this level.
         while (kind := self._data[self._start(next(iter(level)))]) not in _LEAVES:
             self._add_visited(level)
             level = {page: span for inner, around in level.items() for page, span in self._children(inner, *around)}
@@ -134,14 +136,17 @@ class _Trees:
             self._add_visited(struct.unpack_from(f">{count}I", self._data, start + 8))
 
     def _add_visited(self, pages: Iterable[int]) -> None:
-        """Add pages to `visited`. Raise `ValueError` for a page that was visited before: the file is damaged."""
+        """Add pages to `visited`.
+
+        Raise `ValueError` for a page that was visited before, because the file is then damaged.
+        """
         pages = set(pages)
         if pages & self.visited:
             raise ValueError("a page is used twice")
         self.visited |= pages
 
     def _start(self, page: int) -> int:
-        """Return the offset of the header of a page's tree. In page 1, it comes after the header of the file."""
+        """Return the offset of a page's header. In page 1, the page's header comes after the file's header."""
         if page < 1:
             raise ValueError("a page number is below 1")
         return (page - 1) * self._size + (_FIRST_PAGE_HEADER if page == 1 else 0)
@@ -172,7 +177,7 @@ class _Trees:
 
 
 def _varint(data: mmap.mmap, offset: int) -> int:
-    """Return the signed number in SQLite's varint format: seven bits per byte, and eight bits in a ninth byte."""
+    """Return a signed number in SQLite's varint format: seven bits per byte, but eight in a ninth byte."""
     number = 0
     for byte in data[offset : offset + 8]:
         number = number << 7 | byte & 0x7F

@@ -1,4 +1,4 @@
-"""View of a database as JSON: an object for each table, with the table's rows by primary key.
+"""View of a database as JSON, which is an object for each table that contains the table's rows by primary key.
 
 A view shows only rows. It omits indexes, triggers and SQL views, shadow tables of virtual tables, and SQLite's own
 tables.
@@ -18,30 +18,31 @@ import orjson
 from toolpack_server.base.errors import InvalidParamsError
 from toolpack_server.features.volumes.databases.database_trees import Ranges, Roots, Tree
 
-CHUNK_ROWS = 500  # rows that are compared at once
+CHUNK_ROWS = 500  # number of rows that are compared at once
 PAGE_ROWS = 100  # default number of rows in a page of a view
-MAX_CHANGES = 100_000  # max operations in a patch: 500,000 take a second, and as much memory as the largest database
+# Maximum number of operations in a patch; 500,000 take a second, and as much memory as the largest database.
+MAX_CHANGES = 100_000
 TOO_MANY = f"more than {MAX_CHANGES:,} of its rows and values differ: compare versions with fewer changes between them"
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
 # Values of `hidden` in `table_xinfo`
-_HIDDEN_COLUMN = 1  # of a virtual table: not part of its rows
-_VIRTUAL_COLUMN = 2  # computed when it is read
+_HIDDEN_COLUMN = 1  # a column of a virtual table that isn't part of its rows
+_VIRTUAL_COLUMN = 2  # a column that is computed when it is read
 
 
 class Column(NamedTuple):
     """Column of a table in a view."""
 
     name: str
-    affinity: str  # SQLite's affinity for its type: "TEXT", "NUMERIC" or ""
+    affinity: str  # SQLite's affinity for the column's type: "TEXT", "NUMERIC" or ""
 
 
 class Reading:
     """Connection that reads one database for a view, with a limit of computed bytes.
 
-    Stored rows are never larger than the database. Virtual tables and computed columns may be larger, so their bytes
+    Stored rows are never larger than the database. Virtual tables and computed columns can be larger, so their bytes
     are counted.
 
     Args:
@@ -71,7 +72,7 @@ class Table:
 
     Attributes:
         columns: The visible columns.
-        key: Indexes of the primary key's columns, in the order of the key.
+        key: Indices of the primary key's columns in `columns`, in the order of the key.
         rowid: A name by which SQL can read the rowid. None if the table has no rowids, or columns hide all such names.
     """
 
@@ -89,7 +90,8 @@ class Table:
         self.rowid = (
             next((name for name in ("rowid", "_rowid_", "oid") if name not in names), None) if has_rowid else None
         )
-        # In a table with rowids, a column of the primary key may be NULL unless it is NOT NULL or the rowid itself.
+        # In a table with rowids, a column of the primary key can contain NULL, unless it is NOT NULL or the rowid
+        # itself.
         self._may_lack_key = has_rowid and not all(
             visible[index][3] or (len(self.key) == 1 and str(visible[index][2]).upper() == "INTEGER")
             for index in self.key
@@ -99,7 +101,7 @@ class Table:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The columns and the key. The rows of tables with equal shapes can be compared."""
+        """The columns and the key. Rows of two tables can be compared if the tables have equal shapes."""
         return self.columns, self.key
 
     def count(self) -> int:
@@ -120,7 +122,7 @@ class Table:
         """Yield chunks of rows in the order in which the database stores them.
 
         Args:
-            ranges: Rowids of the rows. None: all rows. If the table has no rowids, any range stands for all rows.
+            ranges: Rowids of the rows. None means all rows. If the table has no rowids, any range stands for all rows.
         """
         order = self.rowid or ", ".join(_quoted(self.columns[index].name) for index in self.key) or "1"
         where, batches = f"WHERE {self.rowid} BETWEEN ? AND ?", [*map(tuple[int, ...], ranges or ())]
@@ -148,7 +150,7 @@ class Table:
             return _text([*map(_value, values)])
         (value,), (index,) = values, self.key
         if isinstance(value, str):
-            # Unless the column's type is text, a text that is valid JSON is quoted, so that it isn't read as a number.
+            # Unless the column's type is text, quote a string that is valid JSON, so that it isn't read as a number.
             return value if self.columns[index].affinity == "TEXT" or not _is_json(value) else _text(value)
         return _text(_value(value))
 
@@ -183,10 +185,10 @@ class Table:
     def _conditions(self, key: str, compare: str) -> list[tuple[str, list[Any]]]:
         """Return SQL conditions, with parameters, for rows with or after a key.
 
-        Several conditions are returned if the key can be read in several ways. The last condition is the most likely.
+        If the key can be read in several ways, several conditions are returned. The last condition is the most likely.
 
         Args:
-            compare: SQL's operator, `IS` for the row with the key, or `>` for rows after it.
+            compare: SQL's operator: `IS` for the row with the key, or `>` for the rows after the key.
         """
         parsed = _parsed(key)
         if not self.key:
@@ -215,12 +217,12 @@ class Table:
 
 
 class Tables(Mapping[str, Table]):
-    """Visible tables by name, in the order of their creation. A lookup reads the table's schema."""
+    """Visible tables by name, in the order of their creation. Each lookup reads the table's schema."""
 
     def __init__(self, reading: Reading) -> None:
         connection = reading.connection
-        # The function may have set its own factories, so replace them. The text factory is called for each text, so it
-        # is a `partial` in C, which is faster than a Python function.
+        # The function might have set its own factories, so replace them. The text factory is called for each string, so
+        # it is a `partial`, which runs in C and is faster than a Python function.
         connection.row_factory = None
         connection.text_factory = partial(str, encoding="utf-8", errors="replace")
         order = {name: index for index, (name,) in enumerate(connection.execute("SELECT name FROM sqlite_schema"))}
@@ -245,12 +247,12 @@ class Tables(Mapping[str, Table]):
 
 
 def view(reading: Reading, max_rows: int) -> dict[str, Any]:
-    """Return the JSON of a database. Tables with more than `max_rows` rows have only their number of rows."""
+    """Return the JSON of a database. A table with more than `max_rows` rows is shown as its number of rows."""
     return {name: _shown(table, max_rows) for name, table in Tables(reading).items()}
 
 
 def _shown(table: Table, max_rows: int) -> dict[str, Any]:
-    """Return the JSON of a table: its rows by key, or only their number if there are more than `max_rows`."""
+    """Return the JSON of a table: its rows by key, or only the number of rows if it exceeds `max_rows`."""
     rows = [*table.rows(limit=max_rows + 1)]
     if len(rows) > max_rows:
         return {"$rows": table.count()}
@@ -258,7 +260,7 @@ def _shown(table: Table, max_rows: int) -> dict[str, Any]:
 
 
 def at(reading: Reading, max_rows: int, steps: Sequence[str], after: str | None, limit: int | None) -> Any:
-    """Return the value at a JSON Pointer: see `Volume.at`."""
+    """Return the value at a JSON Pointer; see `Volume.at`."""
     tables = Tables(reading)
     if not steps:
         if after is not None or limit is not None:
@@ -296,8 +298,8 @@ def patch(
         before: The first database.
         after: The second database.
         path: JSON Pointer that prefixes the operations' paths.
-        changed: Returns the rowids whose rows may have changed, from the first pages of both databases' trees: see
-            `changed_ranges`.
+        changed: Function that accepts the first pages of both databases' trees, and returns the rowids of rows that
+            might have changed; see `changed_ranges`.
     """
     olds, news = dict(Tables(before)), dict(Tables(after))
     roots = _roots(before.connection), _roots(after.connection)
@@ -322,7 +324,7 @@ def patch(
 
 
 class _ChangeBudget:
-    """Counter of the operations in a patch, over all tables."""
+    """Counter of the operations in a patch for all tables together."""
 
     def __init__(self) -> None:
         self._remaining = MAX_CHANGES
@@ -341,7 +343,10 @@ def _all_rows(table: Table, budget: _ChangeBudget) -> dict[str, Any]:
 
 
 def _roots(connection: sqlite3.Connection) -> Roots:
-    """Return the first page of each tree, by the tree's identity. Equal identities store equal rows as equal bytes."""
+    """Return the first page of each tree, by the tree's identity.
+
+    Trees with equal identities store equal rows as equal bytes.
+    """
     rows = connection.execute("SELECT type, name, sql, rootpage FROM sqlite_schema WHERE rootpage > 0")
     return {(kind, name, sql): root for kind, name, sql, root in rows} | {("schema", "", ""): 1}
 
@@ -364,12 +369,14 @@ def _patch_of_rows(old: Table, new: Table, path: str, ranges: Ranges | None) -> 
 
 
 def changed_rows(old: Table, new: Table, ranges: Ranges | None) -> tuple[dict[str, Row], dict[str, Row]]:
-    """Compare two tables with the same columns. Return the rows of each that the other lacks or has changed, by key.
+    """Compare two tables with the same columns.
+
+    For each table, return the rows that the other table lacks or has changed, by key.
 
     Args:
         old: The first table.
         new: The second table.
-        ranges: Rowids of the rows to compare. None: all rows.
+        ranges: Rowids of the rows to compare. None means all rows.
     """
     removed: dict[str, Row] = {}
     added: dict[str, Row] = {}
@@ -378,8 +385,8 @@ def changed_rows(old: Table, new: Table, ranges: Ranges | None) -> tuple[dict[st
     for left, right in zip_longest(old.stored(ranges), new.stored(ranges), fillvalue=()):
         if left == right and [[*map(type, row)] for row in left] == [[*map(type, row)] for row in right]:
             continue
-        # If one table lacks a row, the chunks of the tables don't match any more. Then an equal row may be in a later
-        # chunk, so remember the unmatched rows.
+        # If one table lacks a row, the chunks of the two tables are shifted against each other. An equal row can then
+        # be in a later chunk, so remember the unmatched rows.
         for row in left:
             typed = _with_types(row)
             if typed in only_new:
@@ -413,12 +420,12 @@ def _value(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"$base64": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # as in all JSON that the server writes
+        return None  # JSON has no infinity and no NaN
     return value
 
 
 def _from_view(shown: Any) -> Any:
-    """Return the database's value for a value in a key."""
+    """Return the database value that a value in a key stands for."""
     if isinstance(shown, dict):
         try:
             return base64.b64decode(shown.get("$base64", ""), validate=True)
@@ -432,7 +439,7 @@ def _text(value: Any) -> str:
 
 
 def _parsed(key: str) -> Any:
-    """Return the JSON value of a key. Return None if the key isn't JSON, or is true or false."""
+    """Return the JSON value of a key. Return None if the key isn't JSON, or if its value is true or false."""
     try:
         value = orjson.loads(key)
     except ValueError:

@@ -1,7 +1,7 @@
 """Files volume: a tree of files that is a field of an environment.
 
-The methods and their errors are those of `pathlib.Path` in a Linux directory. The tree is an immutable value
-(`files_tree.py`), so copies share the unchanged nodes.
+The methods and their errors behave like those of `pathlib.Path` in a Linux directory. The tree is an immutable value
+(`files_tree.py`), so copies share their unchanged nodes.
 """
 
 import errno
@@ -55,14 +55,14 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Files(Volume):  # noqa: PLW1641 - no volume has a hash
-    """A tree of files: a field of an environment.
+    """A tree of files as a field of an environment.
 
-    Paths are strings, relative to the root of the tree. Arguments and errors are those of `pathlib.Path`. Text is UTF-8
-    by default.
+    Paths are strings, relative to the root of the tree. Arguments and errors are the same as those of `pathlib.Path`.
+    Text is UTF-8 by default.
 
     Args:
-        start: Initial content: a folder, whose relative path starts at the folder of the calling module; or texts and
-            bytes by path. Default: no files.
+        start: Initial content, which is a folder, or a mapping from paths to strings and bytes. The relative path of a
+            folder starts at the folder of the calling module. Default: no files.
 
     Raises:
         RegistrationError: The initial content is invalid.
@@ -70,10 +70,10 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     kind: ClassVar[str] = "files"
 
-    _tree: tuple[FolderNode, Size] | None = None  # None: the tree of the working copy
+    _tree: tuple[FolderNode, Size] | None = None  # None means the tree of the working copy
     _write_lock: threading.Lock
-    _folder: RealPath | None = None  # directory of the last block of `materialize`, in the scratch folder
-    _is_materialized = False  # a block of `materialize` hasn't ended
+    _folder: RealPath | None = None  # the directory that the last block of `materialize` used, in the scratch folder
+    _is_materialized = False  # whether a block of `materialize` hasn't ended yet
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """Create an instance with its own lock, even if `__init__` isn't called."""
@@ -109,7 +109,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return io.TextIOWrapper(content, encoding or "utf-8", errors, newline).read()
 
     def write_bytes(self, path: Path, data: bytes) -> int:
-        """Write a file, overwriting an existing one. Return the number of bytes."""
+        """Write a file, overwriting an existing file. Return the number of bytes."""
         content = bytes(memoryview(data))
         self._write(path, content)
         return len(content)
@@ -122,7 +122,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         errors: str | None = None,
         newline: str | None = None,
     ) -> int:
-        """Write a text file, overwriting an existing one. Return the number of characters."""
+        """Write a text file, overwriting an existing file. Return the number of characters."""
         if not isinstance(data, str):
             raise TypeError(f"data must be str, not {type(data).__name__}")
         content = io.BytesIO()
@@ -222,11 +222,11 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     @contextmanager
     def materialize(self) -> Iterator[RealPath]:
-        """Yield a real directory with the files, and store its changes when the block ends.
+        """Yield a real directory with the files. Changes to the directory are stored when the block ends.
 
         During the block, the files can only be used in the directory. Contents, the executable permission, empty
         folders, and symbolic links within the directory are stored. Owners, times, other permissions and hard links
-        aren't.
+        aren't stored.
 
         Raises:
             OSError: At the end, the directory is too large, or contains something that can't be stored.
@@ -256,7 +256,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
                 working.discard()
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both have the same files."""
+        """Return whether both objects contain the same files."""
         if not isinstance(other, Files):
             return NotImplemented
         return next(changes(self._root, other._root), None) is None
@@ -367,7 +367,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return resolved
 
     def _node_at(self, path: Path) -> Node | None:
-        """Return the node at a path after following links, or None."""
+        """Return the node at a path after following links, or None if the path doesn't exist."""
         try:
             text = text_of(path)
         except (OSError, ValueError):  # no node can have this name
@@ -376,7 +376,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
     @contextmanager
     def _changing(self, path: str) -> Iterator[None]:
-        """Lock the files for a change, so that parallel changes aren't lost. Refuse the change in a read-only call."""
+        """Lock the files during a change, so that no parallel change is lost. Refuse the change in a read-only call."""
         if self.mount is not None and self.mount.read_only:
             raise self._read_only_error(path)
         with self._write_lock:
@@ -415,7 +415,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
 
         Args:
             updates: The new node of each path. None removes the node.
-            growth: The change of the tree's size.
+            growth: The change in the tree's size.
         """
         root, size = self._state
         new = Size(size.bytes + growth.bytes, size.entries + growth.entries)
@@ -427,7 +427,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         try:
             directory.lay_out(root, now_ns)
         except OSError as error:
-            directory.clear()  # free the space of the files that were written
+            directory.clear()  # Free the space of the files that were already written
             if error.errno in _NO_ROOM and self.mount is not None:
                 # The request is refused, even if the function catches the error.
                 self.mount.error = OverloadedError(FULL_TEXT)
@@ -435,12 +435,12 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
             raise
 
     def _read_back(self, directory: Directory) -> None:
-        """Store the content of a directory at the end of its block."""
+        """Make the content of a directory the current tree, at the end of the directory's block."""
         with uninterruptible:
             self._take_over(directory.read())
 
     def _take_over(self, root: FolderNode) -> None:
-        """Make the tree that was read from a directory the current tree."""
+        """Replace the current tree by a tree that was read from a directory."""
         if self.mount is not None and self.mount.ended:
             raise self.mount.too_late()
         assert self._tree is not None  # noqa: S101 - `materialize` read `_state`, which sets the tree
@@ -453,13 +453,13 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         self._tree = root, size_of(root)
 
     def _read_only_error(self, path: str) -> OSError:
-        """Return the error for a change of a path in a read-only call."""
+        """Return the error for a change to a path in a read-only call."""
         why = "" if self.mount is None else self.mount.read_only
         return failure(errno.EACCES, path, why=f"attempt to write readonly files: {why}")
 
 
 def _check_renaming(source: ResolvedPath, destination: ResolvedPath) -> None:
-    """Raise the `OSError` of Linux if a rename isn't allowed, with the checks in Linux's order."""
+    """Raise the same `OSError` as Linux if a rename isn't allowed. The checks are in Linux's order."""
     node, replaced = source.node, destination.node
     if source.up or destination.up:
         raise failure(errno.EBUSY, source.path)
@@ -482,7 +482,7 @@ def _check_renaming(source: ResolvedPath, destination: ResolvedPath) -> None:
 
 
 def _file_node(path: Path, content: Any) -> Node:
-    """Return the node of a file with a text or bytes as its content."""
+    """Return the node of a file whose content is a string or bytes."""
     if not isinstance(content, str | bytes):
         raise TypeError(f"the content of {os.fspath(path)!r} must be str or bytes, not {type(content).__name__}")
     return FileNode(content.encode() if isinstance(content, str) else content)

@@ -1,9 +1,9 @@
-"""Real directory with the content of a tree of files, and its conversion back to a tree.
+"""Real directory with the content of a tree of files, and the conversion of the directory back to a tree.
 
-Unchanged files are recognized without reading them, by their inode and the time of their last status change, which only
-the kernel sets. The kernel's clock is coarse, so files that changed in its current tick are read again.
+A file is known to be unchanged, without reading it, by its inode and the time of its last status change, which only the
+kernel sets. The kernel's clock is coarse, so files that changed in the clock's current tick are read again.
 
-Any program may have used the directory since the last scan, so each scan covers the whole directory. When a tree is
+Any program might have used the directory since the last scan, so each scan covers the whole directory. When a tree is
 laid out again, attributes that a tree doesn't store, such as permissions, are reset. So a reused directory behaves like
 a new one.
 """
@@ -44,9 +44,9 @@ from toolpack_server.volumes.volume import Limits
 
 T = TypeVar("T")
 
-WATCH_SECONDS = 0.1  # min delay between two scans while a program uses the directory
-WATCH_SHARE = 20  # the delay is at least 20 times as long as the last scan took
-BLOCK_BYTES = 512  # unit of `st_blocks`
+WATCH_SECONDS = 0.1  # minimum delay in seconds between two scans while a program uses the directory
+WATCH_SHARE = 20  # the delay is at least 20 times the duration of the last scan
+BLOCK_BYTES = 512  # the unit of `st_blocks` in bytes
 PAGE_BYTES = 4096
 
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,8 +60,8 @@ class _Stat(NamedTuple):
     Attributes:
         node: The node.
         signature: Inode, time, size and mode.
-        settled: Whether each later change gets another signature. Then an equal signature proves that the node is
-            unchanged.
+        settled: Whether any later change is certain to alter the signature. If so, an equal signature proves that the
+            node is unchanged.
     """
 
     node: FileNode | LinkNode
@@ -75,10 +75,10 @@ class Directory:
     Args:
         base: An empty folder for the directory and its auxiliary files.
         limits: Size limits of the content.
-        folder: A directory of an author, which is only read. None: a new directory in `base`.
+        folder: An author's directory, which is only read. None means a new directory in `base`.
 
     Attributes:
-        folder: The directory. A new one is created when a tree is laid out.
+        folder: The directory. A new directory is created when a tree is laid out.
     """
 
     def __init__(self, base: Path, limits: Limits, folder: Path | None = None) -> None:
@@ -92,22 +92,22 @@ class Directory:
         self._size = Size()  # size of the tree that was laid out
         self._stats: dict[str, _Stat] = {}
         self._folders: dict[str, FolderNode] = {}
-        self._irregular: list[str] = []  # files with hard links or permissions that a tree doesn't store
-        self._is_full = False  # the directory grew too large, so its files were emptied
+        self._irregular: list[str] = []  # paths of files with hard links or permissions that a tree doesn't store
+        self._is_full = False  # whether the directory grew too large, so that its files were emptied
 
     def lay_out(self, tree: FolderNode, time_ns: int | None = None) -> None:
-        """Write a tree into the directory. Files that are there already aren't written again.
+        """Write a tree into the directory. Files that the directory already contains aren't written again.
 
         Args:
             tree: The tree.
-            time_ns: Modification time of all files and folders in nanoseconds since the epoch, if the system allows
-                setting it. None: any time.
+            time_ns: Modification time of all files and folders in nanoseconds since the epoch. Ignored if the system
+                forbids setting times. None means any time.
 
         Raises:
             OSError: A link leads out of the tree, or the disk is full.
         """
         self._is_full = False
-        if tree is not self._folders.get(""):  # the links of that tree were checked before
+        if tree is not self._folders.get(""):  # the directory contains this tree's links, so they were checked before
             check_links(tree)
         present = self._present()
         differing = [*changes(present, tree)]
@@ -119,17 +119,17 @@ class Directory:
                     os.unlink(path, dir_fd=self._root)
             statuses = {path: self._create(path, new) for path, _, new in differing if new is not None}
             if time_ns is not None:
-                with contextlib.suppress(PermissionError):  # a sandbox may forbid setting times
+                with contextlib.suppress(PermissionError):  # a sandbox can forbid setting times
                     statuses = self._set_times(tree, time_ns)
             if tree is not present or statuses:
                 self._record(tree, statuses)
 
     def clear(self) -> None:
-        """Remove the directory. `lay_out` creates it again."""
+        """Remove the directory. `lay_out` can create it again."""
         _remove(self.folder)
 
     def remove(self) -> None:
-        """Remove the directory and its auxiliary files for good."""
+        """Remove the directory and its auxiliary files. It can't be used afterwards."""
         _remove(self._base)
 
     def read(self) -> FolderNode:
@@ -149,29 +149,33 @@ class Directory:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Check the directory's size during a block. If it grows too large, its files are emptied, and `read` fails.
+        """Check the directory's size during a block.
 
-        A program in the block may write as much as the kernel allows, even into the host's memory.
+        If the directory grows too large, its files are emptied, and `read` fails.
+
+        The check is needed because a program in the block can write as much as the kernel allows, even into the host's
+        memory.
         """
         ended, scanning = threading.Event(), threading.Lock()
         try:
-            # Not a `threading.Thread`, which would be counted as a thread that the function left running.
+            # Don't use a `threading.Thread`, because it would count as a thread that the function left running.
             _thread.start_new_thread(self._watch, (ended, scanning))
             yield
         finally:
             ended.set()
-            with uninterruptible, scanning:  # wait for a scan, so that no file is emptied later
+            with uninterruptible, scanning:  # wait for a running scan, so that no file is emptied after the block
                 pass
 
     def _watch(self, ended: threading.Event, scanning: threading.Lock) -> None:
-        """Scan the directory until the block has ended, and empty its files if they are too large."""
+        """Scan the directory again and again until the block has ended. If its files are too large, empty them."""
         max_bytes = max(self._limits.max_bytes, self._size.bytes)
         delay = WATCH_SECONDS
         while not ended.wait(delay):
             began = time.perf_counter()
             with scanning, contextlib.suppress(OSError):
                 files = {path: status.st_blocks * BLOCK_BYTES for path, status in _files_below(self.folder)}
-                padding = len(files) * PAGE_BYTES  # the last page of each file may be mostly empty
+                # Allow a page more for each file, because the last page of a file can be mostly empty.
+                padding = len(files) * PAGE_BYTES
                 if sum(files.values()) > max_bytes + padding:
                     self._is_full = True
                 for path in files if self._is_full and not ended.is_set() else ():
@@ -203,7 +207,7 @@ class Directory:
                 for path in self._irregular:
                     os.unlink(path, dir_fd=self._root)
                 return with_changes(tree, [(path, None) for path in self._irregular]) if self._irregular else tree
-        except OSError:  # the directory doesn't exist yet, or can't be read
+        except OSError:  # the directory doesn't exist yet, or is unreadable
             _remove(self.folder)
             self.folder.mkdir()
             self._stats, self._folders = {}, {}
@@ -224,7 +228,7 @@ class Directory:
                 check_length(path)
                 if stat.S_ISDIR(status.st_mode):
                     if self._may_change and status.st_mode & 0o777 != self._mode:
-                        with contextlib.suppress(PermissionError):  # a sandbox may forbid changing permissions
+                        with contextlib.suppress(PermissionError):  # a sandbox can forbid changing permissions
                             os.chmod(path, self._mode, dir_fd=self._root)
                     pending.append(path)
                     size = Size(size.bytes, size.entries + 1)
@@ -241,7 +245,8 @@ class Directory:
     def _reuse_folders(self, contents: dict[str, dict[str, Node]]) -> dict[str, FolderNode]:
         """Return a folder for each dictionary of entries. An unchanged folder is the same object as before."""
         folders: dict[str, FolderNode] = {}
-        for path in reversed(contents):  # reversed, because the scan read each folder before its content
+        # Go in reverse order, so that inner folders come first, because the scan read each folder before its content.
+        for path in reversed(contents):
             entries, previous = contents[path], self._folders.get(path)
             if (
                 previous is not None
@@ -267,7 +272,7 @@ class Directory:
             os.close(opened)
 
     def _scan(self, path: str, status: os.stat_result) -> _Stat:
-        """Return the state of a file or a link. Read its content only if it may have changed."""
+        """Return the state of a file or a link. Read the content only if it might have changed."""
         previous, signature = self._stats.get(path), _signature(status)
         node: FileNode | LinkNode
         if stat.S_ISREG(status.st_mode):
@@ -303,7 +308,7 @@ class Directory:
         return target
 
     def _reachable(self, path: str, use: Callable[[str], T]) -> T:
-        """Call `use`, which opens a path.
+        """Call `use`, which opens a path, and return its result.
 
         If the path's permissions forbid that, change the permissions first, but not in an author's directory.
         """
@@ -333,7 +338,8 @@ class Directory:
     def _set_times(self, tree: FolderNode, time_ns: int) -> dict[str, os.stat_result]:
         """Set the modification times of all files and folders, and return their new statuses."""
         statuses = {}
-        for path in reversed([".", *(path for path, _ in walk(tree))]):  # each folder after its content
+        # Set the time of each folder after its content was written.
+        for path in reversed([".", *(path for path, _ in walk(tree))]):
             os.utime(path, ns=(time_ns, time_ns), dir_fd=self._root, follow_symlinks=False)
             statuses[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
         return statuses
@@ -354,7 +360,7 @@ class Directory:
 
 
 def _files_below(folder: str | Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files below a folder, with their statuses. Programs may change the folder meanwhile."""
+    """Yield the files below a folder, with their statuses. Other programs can change the folder meanwhile."""
     pending = [os.fspath(folder)]
     while pending:
         with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
@@ -385,16 +391,16 @@ def check_links(tree: FolderNode) -> None:
 
 
 def read_folder(folder: Path, limits: Limits) -> FolderNode:
-    """Return the tree of a folder. Raises the errors of `Directory.read`."""
+    """Return the tree of a folder. Raise the same errors as `Directory.read`."""
     with tempfile.TemporaryDirectory() as base:
         return Directory(Path(base), limits, folder).read()
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder and its content, if it exists."""
+    """Remove a folder and its content, if the folder exists."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _signature(status: os.stat_result) -> tuple[int, int, int, int]:
-    """Return the values of a status that differ after a change."""
+    """Return the values of a file's status that change when the file is changed."""
     return status.st_ino, status.st_ctime_ns, status.st_size, status.st_mode

@@ -1,7 +1,9 @@
-"""Glob patterns in a tree of files, with the results of `pathlib.Path.glob` in Python 3.13 on each Python version.
+"""Glob patterns in a tree of files.
 
-`**` matches any number of folders, and at the end of a pattern everything below these folders. `**` doesn't follow
-links. Broken links don't match.
+On every Python version, the results equal those of `pathlib.Path.glob` in Python 3.13.
+
+`**` matches any number of folders. At the end of a pattern, `**` matches everything below these folders. `**` doesn't
+follow links. Broken links don't match.
 """
 
 import errno
@@ -12,7 +14,8 @@ from collections.abc import Callable, Iterator
 from toolpack_server.features.volumes.files.files_paths import check_length, failure, node_at
 from toolpack_server.features.volumes.files.files_tree import SEPARATOR, FolderNode, Node
 
-MAX_STATES = 500_000  # max pairs of a path and a step that a match may visit: links can create any number of them
+# Maximum number of pairs of a path and a step that a match visits; links can create any number of pairs.
+MAX_STATES = 500_000
 
 _ANY_DEPTH = "**"
 _ALL = "**/"  # replaces `**` at the end of a pattern
@@ -33,7 +36,7 @@ def matching(root: FolderNode, pattern: str) -> list[str]:
     if not steps:
         raise ValueError(f"Unacceptable pattern: {pattern!r}")
     check_length(SEPARATOR.join(steps))
-    if pattern.endswith(SEPARATOR):  # only folders
+    if pattern.endswith(SEPARATOR):  # the pattern matches only folders
         steps.append("")
     elif steps[-1] == _ANY_DEPTH:
         steps[-1] = _ALL
@@ -43,10 +46,10 @@ def matching(root: FolderNode, pattern: str) -> list[str]:
 def _select(root: FolderNode, steps: list[str]) -> Iterator[str]:
     """Yield the paths that match.
 
-    Each pair of a path and a step is visited only once, because paths may be reached in many ways.
+    Each pair of a path and a step is visited only once, because a path can be reached in many ways.
     """
     matchers = [_matcher(step) for step in steps]
-    pending: list[tuple[str, Node, int]] = [("", root, 0)]  # path, its node, and the index of the next step
+    pending: list[tuple[str, Node, int]] = [("", root, 0)]  # items are a path, its node, and the index of the next step
     visited: set[tuple[str, int]] = set()
     while pending:
         path, node, number = pending.pop()
@@ -68,7 +71,7 @@ def _select(root: FolderNode, steps: list[str]) -> Iterator[str]:
 
 
 def _matcher(step: str) -> Callable[[str], object] | None:
-    """Return the matcher for names in a step. None if the step is `**`, or a plain name."""
+    """Return the matcher for the names that a step stands for, or None if the step is `**` or a plain name."""
     if step in {_ANY_DEPTH, _ALL} or not _MAGIC.search(step):
         return None
     return re.compile(fnmatch.translate(step.replace(_ANY_DEPTH, "*"))).match
@@ -79,7 +82,7 @@ def _expand(
 ) -> Iterator[tuple[str, Node, int]]:
     """Yield each path that a step leads to, its node, and the number of steps to advance.
 
-    `**` leads to inner folders without advancing (0), because the step may match further folders in them.
+    `**` leads to inner folders without advancing (0), because the same step can also match folders inside them.
     """
     if step in {"", _ANY_DEPTH, _ALL}:
         yield path, folder, 1

@@ -1,8 +1,8 @@
-"""View of a tree of files as JSON: an object with a value for each file, link and empty folder, by path.
+"""View of a tree of files as JSON, which is an object with a value for each file, link and empty folder, by path.
 
-The object has the contents of files up to 1 MiB in total, in the order of their paths. Further files have only their
-size. `parse_tree` converts the object back to a tree, without executable permissions. It refuses files that have only
-their size.
+In the order of their paths, the object shows the contents of files up to 1 MiB in total. For all further files, it
+shows only the size. `parse_tree` converts the object back to a tree, without executable permissions. It refuses files
+that are shown only with their size.
 """
 
 import base64
@@ -35,7 +35,7 @@ class _ViewEntry(NamedTuple):
 
     Attributes:
         node: The node.
-        whole: The view contains the file's content, not only its size.
+        whole: Whether the view contains the file's content, not only its size.
     """
 
     node: Node
@@ -59,8 +59,8 @@ def view_tree(root: FolderNode, after: str | None = None, limit: int | None = No
 
     Args:
         root: The tree.
-        after: Key after which to begin. None: begin with the first key.
-        limit: Maximum number of keys. None: no limit.
+        after: Begin after this key. None means the first key.
+        limit: Maximum number of keys. None means no limit.
     """
     keys = _keys(root)
     page = sorted(key for key in keys if after is None or key > after)[:limit]
@@ -68,10 +68,10 @@ def view_tree(root: FolderNode, after: str | None = None, limit: int | None = No
 
 
 def view_at(root: FolderNode, steps: Sequence[str]) -> Any:
-    """Return the value in the JSON of a tree at the steps of a JSON Pointer. A file's content may have any size.
+    """Return the value at the steps of a JSON Pointer in the JSON of a tree. The content of a file can have any size.
 
     Raises:
-        LookupError: The JSON has no such value.
+        LookupError: The JSON contains no value there.
     """
     key, *inner = steps
     node: Node | None = root
@@ -88,13 +88,13 @@ def view_at(root: FolderNode, steps: Sequence[str]) -> Any:
 
 
 def patch(before: FolderNode, after: FolderNode, path: str, *, text_diffs: bool) -> list[dict[str, Any]]:
-    """Return the JSON Patch operations that turn the JSON of one tree into that of another.
+    """Return the JSON Patch operations that turn the JSON of one tree into the JSON of another tree.
 
     Args:
         before: The first tree.
         after: The second tree.
         path: JSON Pointer of the tree.
-        text_diffs: Show a changed text as a unified diff.
+        text_diffs: Whether to show a changed text as a unified diff.
     """
     old_keys, new_keys = _keys(before), _keys(after)
     was, now = _entries(old_keys, sorted(old_keys)), _entries(new_keys, sorted(new_keys))
@@ -125,7 +125,7 @@ def parse_tree(value: Any) -> FolderNode:
 
 
 def tree_of(nodes: Iterable[tuple[str, Node]]) -> FolderNode:
-    """Return a tree with these nodes at these paths. Missing folders are added.
+    """Return a tree that contains these nodes at their paths. Missing folders are added.
 
     Raises:
         ValueError: A path is invalid or used twice, or a link leads out of the tree.
@@ -203,14 +203,15 @@ def _difference(old: Node, new: Node) -> str | None:
 
 
 def _keys(root: FolderNode) -> dict[str, Node]:
-    """Return the nodes that a view shows, by key: all except folders with content."""
+    """Return the nodes that a view shows, by key. A view shows all nodes except folders with content."""
     return {to_shown(path): node for path, node in walk(root) if not (isinstance(node, FolderNode) and node.entries)}
 
 
 def _entries(nodes: Mapping[str, Node], keys: Iterable[str]) -> dict[str, _ViewEntry]:
     """Return the entries of a view for some keys.
 
-    A file is shown with its content if all shown contents fit into `MAX_CONTENT_BYTES`, else with its size.
+    A file is shown with its content as long as all shown contents fit into `MAX_CONTENT_BYTES`, otherwise with its
+    size.
     """
     remaining = MAX_CONTENT_BYTES
     entries = {}

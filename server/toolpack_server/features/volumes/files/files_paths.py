@@ -1,4 +1,4 @@
-"""Path resolution in a tree of files, with the results and errors of Linux.
+"""Path resolution in a tree of files. Results and errors are the same as on Linux.
 
 A path is resolved step by step, through links and `..`. A path that leads out of the tree is an error.
 """
@@ -17,7 +17,7 @@ _MAX_BYTES = 4095  # Linux's limit for a path
 _MAX_NAME_BYTES = 255
 _MAX_LINKS = 40
 _UP = ".."
-_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}  # errors of paths that don't exist
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}  # error numbers for paths that don't exist
 _SURROGATES = 0xDC00  # code point of byte 0 among Python's surrogate escapes
 _SURROGATE_ESCAPES = re.compile("[\udc80-\udcff]")
 _SHOWN_BYTE = re.compile("//([89a-f][0-9a-f])")
@@ -29,9 +29,9 @@ class ResolvedPath(NamedTuple):
     """Result of resolving a path.
 
     Attributes:
-        path: The path without links and `..`; "" is the root.
+        path: The path without links and `..`. The root is "".
         node: The node. None if only its parent folder exists.
-        up: Whether the path ends with `..`, or is the root.
+        up: Whether the given path ends with `..`, or is the root.
     """
 
     path: str
@@ -45,7 +45,7 @@ def failure(number: int, *paths: str, why: str = "") -> OSError:
     Args:
         number: The error number, from `errno`.
         paths: The path, or the two paths of a renaming.
-        why: The text of the error. Default: Linux's text for the number.
+        why: The error message. Default: Linux's message for the number.
     """
     text = why or os.strerror(number)
     first, *second = (shown(path) for path in paths)
@@ -53,12 +53,12 @@ def failure(number: int, *paths: str, why: str = "") -> OSError:
 
 
 def text_of(path: Path) -> str:
-    """Return a path as a string relative to the root, normalized as by `pathlib`.
+    """Return a path as a string relative to the root, normalized in the same way as `pathlib` does.
 
     Raises:
         OSError: The path is too long.
-        ValueError: The path has a character that no path can have.
-        TypeError: The path isn't a string.
+        ValueError: The path contains a character that isn't allowed in paths.
+        TypeError: The path is neither a `str` nor an `os.PathLike` of `str`.
     """
     text = os.fspath(path)
     if not isinstance(text, str):
@@ -69,14 +69,14 @@ def text_of(path: Path) -> str:
 
 
 def to_shown(path: str) -> str:
-    """Return a path for JSON. A byte that isn't UTF-8 becomes `//` and two hexadecimal digits."""
+    """Return a path in its form for JSON. A byte that isn't UTF-8 becomes `//` and two hexadecimal digits."""
     return (
         path if path.isascii() else _SURROGATE_ESCAPES.sub(lambda match: f"//{ord(match[0]) - _SURROGATES:02x}", path)
     )
 
 
 def from_shown(shown_path: str) -> str:
-    """Return the path for the result of `to_shown`."""
+    """Convert the result of `to_shown` back to a path."""
     return _SHOWN_BYTE.sub(lambda match: chr(_SURROGATES + int(match[1], 16)), shown_path)
 
 
@@ -85,11 +85,11 @@ def check_length(path: str) -> None:
 
     Raises:
         OSError: The path is too long.
-        ValueError: The path has a null character.
+        ValueError: The path contains a null character.
     """
     if "\0" in path:
         raise ValueError("embedded null byte")
-    # A character has at most 4 bytes, so short paths needn't be encoded.
+    # A character takes at most 4 bytes, so a short path needn't be encoded to check its length.
     if len(path) > MAX_CHARACTERS or len(path) * 4 > _MAX_BYTES < len(os.fsencode(path)):
         raise failure(errno.ENAMETOOLONG, path)
 
@@ -99,7 +99,7 @@ def check_name(name: str, path: str) -> None:
 
     Args:
         name: The name, or a path that ends with it.
-        path: The path for the error.
+        path: The path that the error shows.
 
     Raises:
         OSError: The name is too long.
@@ -110,13 +110,13 @@ def check_name(name: str, path: str) -> None:
 
 
 def find(root: FolderNode, text: str, *, follow: bool = True, lenient: bool = False) -> ResolvedPath:
-    """Resolve a path. If nothing exists there, the result has no node. The length of the last name isn't checked.
+    """Resolve a path. If the path doesn't exist, the result has no node. The length of the last name isn't checked.
 
     Args:
         root: The tree.
         text: The path, as `text_of` returns it.
-        follow: Follow a link at the end of the path.
-        lenient: Treat a missing folder as an empty one.
+        follow: Whether to follow a link at the end of the path.
+        lenient: Whether to treat a missing folder as an empty folder.
 
     Raises:
         OSError: A parent doesn't exist, or the path leads out of the tree.
@@ -176,7 +176,7 @@ def _outside_error(text: str) -> OSError:
 
 
 def _reversed_names(text: str) -> list[str]:
-    """Return the names in a path, the last name first, because `find` takes names from the end of a list."""
+    """Return the names in a path in reverse order, because `find` takes names from the end of a list."""
     return [name for name in reversed(text.split(SEPARATOR)) if name not in {"", "."}]
 
 

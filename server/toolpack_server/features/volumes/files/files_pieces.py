@@ -1,10 +1,10 @@
-"""Pieces of a tree of files.
+"""Pieces of a tree of files, which are the form in which commits store its content and its changes.
 
 A piece stores changed paths as a list of JSON entries, and their contents as bytes, in the order of the entries. Each
-changed path has one entry: its new node, or its removal. The entry of a folder creates an empty folder. Changes inside
-a folder that existed before have their own entries.
+changed path has one entry, which describes its new node or its removal. The entry of a folder creates an empty folder.
+Changes inside an existing folder have their own entries.
 
-An entry doesn't depend on earlier pieces. So a merged piece has the current entries of all paths in the pieces.
+An entry doesn't depend on earlier pieces. So to merge pieces, write the current entry of each path that they contain.
 """
 
 import os
@@ -24,13 +24,13 @@ from toolpack_server.features.volumes.files.files_tree import (
 from toolpack_server.volumes.volume import Body
 from toolpack_server.volumes.working_copy import Key
 
-ENTRY_BYTES = 32  # approximate size of an entry without its path and content
+ENTRY_BYTES = 32  # approximate size of an entry in bytes, without its path and content
 
 _FILE, _EXECUTABLE, _LINK, _FOLDER, _GONE = "f", "x", "l", "d", "-"
 
 
 def changed_paths(old: FolderNode, new: FolderNode) -> dict[Key, int]:
-    """Return the paths with entries that turn one tree into the other, and the approximate bytes of each entry."""
+    """Return the paths whose entries turn one tree into the other, and the approximate size in bytes of each entry."""
     changed: dict[Key, int] = {}
     replaced: str | None = None  # path of a folder that was replaced or removed, with a separator
     for path, before, after in changes(old, new):
@@ -41,7 +41,7 @@ def changed_paths(old: FolderNode, new: FolderNode) -> dict[Key, int]:
 
 
 def to_body(root: FolderNode, paths: Iterable[Key] | None) -> Body:
-    """Return a piece with the current nodes at these paths. None: all nodes."""
+    """Return a piece with the current nodes at these paths. None means all nodes."""
     entries: list[tuple[str, str, int]] = []
     contents: list[bytes] = []
     for path, node in walk(root) if paths is None else _nodes_at(root, paths):
@@ -52,7 +52,7 @@ def to_body(root: FolderNode, paths: Iterable[Key] | None) -> Body:
 
 
 def sizes(body: Body) -> dict[Key, int]:
-    """Return the paths in a piece, with the approximate bytes of each entry.
+    """Return the paths in a piece, with the approximate size in bytes of each entry.
 
     Raises:
         LookupError, TypeError, ValueError: The piece is damaged.
@@ -61,7 +61,7 @@ def sizes(body: Body) -> dict[Key, int]:
 
 
 def apply_pieces(bodies: Sequence[Body]) -> FolderNode:
-    """Return the tree of a chain of pieces, the first one first.
+    """Return the tree that a chain of pieces contains. The first piece must come first.
 
     Raises:
         ValueError: The pieces can't be read.
@@ -76,7 +76,7 @@ def apply_pieces(bodies: Sequence[Body]) -> FolderNode:
 
 
 def _entries(body: Body) -> Iterator[tuple[str, Node | None]]:
-    """Yield the paths in a piece, each with its new node, or None if it was removed."""
+    """Yield the paths in a piece, each with its new node, or None if the node was removed."""
     offset = 0
     for path, letter, size in body.head["entries"]:
         content = bytes(body.data[offset : offset + size])
@@ -87,7 +87,7 @@ def _entries(body: Body) -> Iterator[tuple[str, Node | None]]:
 
 
 def _nodes_at(root: FolderNode, paths: Iterable[Key]) -> Iterator[tuple[str, Node | None]]:
-    """Yield each path with its node, a folder before its content. Skip paths in a folder that was removed."""
+    """Yield each path with its node. A folder comes before its content. Skip paths inside a removed folder."""
     gone: str | None = None
     for names in sorted(str(path).split(SEPARATOR) for path in paths):
         path = SEPARATOR.join(names)
@@ -105,14 +105,14 @@ def _entry_bytes(path: str, size: int) -> int:
 
 
 def _content(node: Node | None) -> bytes:
-    """Return the bytes that a piece stores for a node: a file's content, or a link's target."""
+    """Return the bytes that a piece stores for a node, which are a file's content or a link's target."""
     if isinstance(node, FileNode):
         return node.content
     return os.fsencode(node.target) if isinstance(node, LinkNode) else b""
 
 
 def _type_letter(node: Node | None) -> str:
-    """Return the letter for a node in a piece."""
+    """Return the letter that stands for the type of a node in a piece."""
     if isinstance(node, FileNode):
         return _EXECUTABLE if node.executable else _FILE
     if isinstance(node, LinkNode):
@@ -121,7 +121,7 @@ def _type_letter(node: Node | None) -> str:
 
 
 def _node(letter: str, content: bytes) -> Node | None:
-    """Return the node for a letter and a content; None if the node was removed."""
+    """Return the node for a type letter and a content, or None if the node was removed."""
     if letter in {_FILE, _EXECUTABLE}:
         return FileNode(content, letter == _EXECUTABLE)
     if letter == _LINK:

@@ -1,4 +1,4 @@
-"""Export of a tree of files as a tar file. Equal trees give equal bytes."""
+"""Export of a tree of files as a tar file. Equal trees yield equal bytes."""
 
 import io
 import tarfile

@@ -1,7 +1,7 @@
 """Unified diff of two versions of a text.
 
-The lines that both versions share at the beginning and at the end aren't compared further. If very many lines lie in
-between, all of these count as replaced, because finding the smallest diff may take quadratic time.
+Equal lines at the beginning and at the end of both versions aren't compared further. If very many lines lie in between,
+all of these lines count as replaced, because finding the smallest diff can take quadratic time.
 """
 
 import io
@@ -10,19 +10,20 @@ from difflib import SequenceMatcher
 from itertools import takewhile
 
 _CONTEXT = 3
-_MAX_PAIRS = 10**6  # max pairs of an old and a new line that are compared
+_MAX_PAIRS = 10**6  # maximum number of pairs of an old and a new line that are compared
 
 
 def unified_diff(old: str, new: str) -> str:
     """Return the hunks of a unified diff. If very many lines differ, all these lines count as replaced."""
     was, now = _lines(old), _lines(new)
     matcher = SequenceMatcher(None, was, now)
-    matcher.opcodes = [*_opcodes(was, now)]  # type: ignore[attr-defined] # the matcher's cache, used by the next line
+    # Fill the matcher's cache, which the next line uses.
+    matcher.opcodes = [*_opcodes(was, now)]  # type: ignore[attr-defined]
     return "".join(line for group in matcher.get_grouped_opcodes(_CONTEXT) for line in _hunk(group, was, now))
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text for a diff. An unfinished last line gets the note that `diff` writes."""
+    """Return the lines of a text for a diff. A last line without a newline gets the same note that `diff` writes."""
     lines = [*io.StringIO(text, newline="\n")]
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n\\ No newline at end of file\n"
@@ -30,7 +31,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _opcodes(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield opcodes from one text to the other, as `SequenceMatcher` does."""
+    """Yield the opcodes that turn one text into the other, in the format of `SequenceMatcher`."""
     start = _common(zip(was, now, strict=False))
     at_end = _common(zip(reversed(was[start:]), reversed(now[start:]), strict=False))
     was_end, now_end = len(was) - at_end, len(now) - at_end
@@ -67,7 +68,7 @@ def _hunk(group: Sequence[tuple[str, int, int, int, int]], was: Sequence[str], n
 def _range(start: int, stop: int) -> str:
     """Return a range of lines in the notation of a unified diff: "first,length", or "first" for a single line.
 
-    Lines count from 1. An empty range has the number of the line before it.
+    Lines are numbered from 1. An empty range has the number of the line before it.
     """
     length = stop - start
     return f"{start + 1}" if length == 1 else f"{start + 1 if length else start},{length}"

@@ -1,7 +1,7 @@
 """Immutable tree of files, whose versions share unchanged nodes.
 
-A change creates new folders only along its path. So a copy costs nothing, shared nodes are recognized without reading
-them, and several sessions can use one tree at the same time.
+A change creates new folders only along its path. So a copy costs nothing, a comparison skips shared nodes without
+reading them, and several sessions can use one tree at the same time.
 """
 
 import errno
@@ -16,7 +16,7 @@ SEPARATOR = "/"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileNode:
-    """File."""
+    """File in a tree."""
 
     content: bytes
     executable: bool = False
@@ -24,14 +24,17 @@ class FileNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkNode:
-    """Symbolic link."""
+    """Symbolic link in a tree."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FolderNode:
-    """Folder: its nodes by name. Only its creator may change the dictionary, before the folder is used elsewhere."""
+    """Folder in a tree, with its nodes by name.
+
+    Only its creator can change the dictionary, before other code uses the folder.
+    """
 
     entries: dict[str, "Node"] = field(default_factory=dict)
 
@@ -42,7 +45,7 @@ EMPTY = FolderNode()
 
 
 class Size(NamedTuple):
-    """Size of a tree."""
+    """Size of a tree, as bytes and as number of nodes."""
 
     bytes: int = 0  # total size of the contents of all files
     entries: int = 0  # number of files, folders and links
@@ -52,7 +55,7 @@ NOTHING = Size()
 
 
 class TreeChange(NamedTuple):
-    """Difference at one path. `old` or `new` is None if the path doesn't exist in that tree."""
+    """Difference between two trees at one path. `old` or `new` is None if the path doesn't exist in that tree."""
 
     path: str
     old: Node | None
@@ -81,12 +84,12 @@ def size_of(folder: FolderNode) -> Size:
 
 
 def byte_size(node: Node | None) -> int:
-    """Return the number of bytes of a file. It is 0 for links and folders."""
+    """Return the number of bytes of a file, or 0 for links and folders."""
     return len(node.content) if isinstance(node, FileNode) else 0
 
 
 def is_same(old: Node | None, new: Node | None) -> bool:
-    """Return whether two nodes are equal. The content of folders isn't compared."""
+    """Return whether two nodes are equal, without comparing the content of folders."""
     if old is new:
         return True
     if isinstance(old, FileNode):
@@ -114,18 +117,18 @@ def changes(old: FolderNode, new: FolderNode) -> Iterator[TreeChange]:
 
 
 def with_changes(root: FolderNode, updates: Iterable[tuple[str, Node | None]]) -> FolderNode:
-    """Return a tree with other nodes at some paths.
+    """Return a copy of a tree with other nodes at some paths.
 
     Args:
         root: The tree.
-        updates: New node of each path; None removes the node. A folder must come before its content.
+        updates: Paths with their new nodes. None removes the node. A folder must come before its content.
 
     Raises:
         KeyError: A parent folder doesn't exist.
         AttributeError: A parent isn't a folder.
     """
     new = FolderNode(dict(root.entries))
-    owned = {"": new.entries}  # entries of the new folders, which no other tree shares
+    owned = {"": new.entries}  # entries of the folders that this function has copied, which no other tree shares
     for path, node in updates:
         parent, _, name = path.rpartition(SEPARATOR)
         if parent not in owned:
@@ -153,10 +156,10 @@ def _own(owned: dict[str, dict[str, Node]], path: str) -> None:
 
 
 def check_size(size: Size, limits: Limits, before: Size = NOTHING) -> None:
-    """Check that a tree fits its limits. A tree over a limit may stay as large as before.
+    """Check that a tree fits its limits. A tree that exceeded a limit before is allowed to stay as large.
 
     Raises:
-        OSError: The tree has grown over a limit.
+        OSError: The tree has grown beyond a limit.
     """
     if before.bytes < size.bytes > limits.max_bytes:
         raise OSError(

@@ -1,4 +1,6 @@
-"""Working copy of a tree of files: the tree in memory, and a real directory after a call has used `materialize`.
+"""Working copy of a tree of files.
+
+It consists of the tree in memory and, after a call has used `materialize`, of a real directory.
 
 The tree is immutable, so parallel calls can read one working copy. A directory serves one block of `materialize` at a
 time.
@@ -15,7 +17,7 @@ from toolpack_server.features.volumes.files.files_tree import FolderNode, Size, 
 from toolpack_server.volumes.volume import Limits
 from toolpack_server.volumes.working_copy import WorkingCopy
 
-_ENTRY_BYTES = 400  # memory of a node, without its content
+_ENTRY_BYTES = 400  # approximate bytes that a node takes in memory, without its content
 
 
 class FilesCopy(WorkingCopy):
@@ -23,27 +25,29 @@ class FilesCopy(WorkingCopy):
 
     Args:
         root: The tree.
-        new_folder: Creates an empty folder for a directory.
-        tree_size: Size of the tree, if it is known.
+        new_folder: Function that creates an empty folder for a directory.
+        tree_size: Size of the tree, or None if it isn't known yet.
     """
 
     def __init__(self, root: FolderNode, new_folder: Callable[[], Path], tree_size: Size | None = None) -> None:
         self.root = root
         self.tree_size = size_of(root) if tree_size is None else tree_size
         self._new_folder = new_folder
-        self._directories: list[Directory] = []  # unused directories, at most one; parallel readers may use more
+        # The unused directory, if any; parallel readers can use further directories meanwhile.
+        self._directories: list[Directory] = []
         self._discarded = False
 
     @property
     def size(self) -> int:
-        """Approximate number of bytes, including those of a directory, because any call may create one."""
+        """Approximate size in bytes. It includes a directory, because any call can create one."""
         return 2 * self.tree_size.bytes + _ENTRY_BYTES * self.tree_size.entries
 
     def clone(self) -> Self:
         return type(self)(self.root, self._new_folder, self.tree_size)
 
     def discard(self) -> None:
-        self._discarded = True  # if a function left a block open, its directory is removed when the block ends
+        # If a function has left a block open, that block's directory is removed when the block ends.
+        self._discarded = True
         while self._directories:
             self._directories.pop().remove()
 
@@ -53,7 +57,7 @@ class FilesCopy(WorkingCopy):
 
     @contextmanager
     def directory(self, limits: Limits) -> Iterator[Directory]:
-        """Yield a directory for a block of `materialize`. The directory of an earlier block is used again."""
+        """Yield a directory for a block of `materialize`. Reuse the directory of an earlier block if it is free."""
         directory: Directory | None = None
         try:
             with uninterruptible:
