@@ -139,7 +139,7 @@ class AddressHook:
     def fill(self, session: StoredSession, address: Address) -> Address:  # noqa: ARG002 - a subclass uses it
         """Return a copy of the address with the functions, limit, prompt and permissions set by the feature.
 
-        The method may run a toolpack's code.
+        The method might run a toolpack's code.
         """
         return address
 

@@ -125,7 +125,7 @@ class CallOperation(SessionOperation):
     def restart(self) -> None:
         """Undo the preparation of a call that will start again after other operations have run.
 
-        The caller must have checked `expected_version`, because the other operations may change the version.
+        The caller must have checked `expected_version`, because the other operations can change the version.
         """
         self._sent = self._sent._replace(expected_version=None)
         self.request, self.outcome, self.dry_run, self.hook_scratch, self._nested = self._sent, None, False, NONE, None

@@ -155,7 +155,7 @@ class SessionFactory:
             owner: The owner of the session.
             request: The request.
             details: Data for the session's details, besides the data of features.
-            creation: The request as it was sent, if it has a call_id.
+            creation: The request as the client sent it. None if it has no call_id.
 
         Raises:
             InvalidParamsError: The request's toolpacks, options or environment are invalid.
@@ -301,7 +301,7 @@ class SessionFactory:
             reader: A reader without a size limit.
             source: The version to fork.
             request: The request.
-            creation: The request as it was sent, if it has a call_id.
+            creation: The request as the client sent it. None if it has no call_id.
             again: Details of the forks, if the session's operations will be repeated in the forks. Such forks inherit
                 no records. None for ordinary forks.
 
@@ -362,7 +362,7 @@ class SessionFactory:
             changes: For each stored version, the blob ids of the parts that differ from the previous stored version.
             blobs: The blobs of the parts, by id.
             records: The records.
-            creation: The request as it was sent, if it has a call_id.
+            creation: The request as the client sent it. None if it has no call_id.
 
         Raises:
             TooLargeError: The session exceeds a quota.

@@ -62,7 +62,7 @@ class SessionManager:
         factory: The factory of sessions.
         heavy_reader: A reader without a size limit, for work that runs in `compute`.
         watchers: Features' observers of changes to sessions.
-        tracer: The tracer of calls. None if no feature has one.
+        tracer: The tracer of calls. None if no feature provides a tracer.
     """
 
     def __init__(self, context: SessionContext, observer: CallObserver, measure: Measure) -> None:
@@ -425,7 +425,7 @@ class SessionManager:
             self._store.clean_up()
             return expired
 
-        with contextlib.suppress(InternalError, RequestError):  # the store may be unavailable
+        with contextlib.suppress(InternalError, RequestError):  # the store might be unavailable
             await self._do(self.heavy_reader.check_key)
         while True:
             # The failure is logged elsewhere, and the next round tries again.
@@ -476,7 +476,7 @@ class SessionManager:
         self.queues.stop()
 
     async def _do(self, work: Callable[[], T], effect_text: str = NOTHING_CHANGED) -> T:
-        """Run quick work that may block in a thread, and return its result. See `compute` for `effect_text`."""
+        """Run quick work that can block in a thread, and return its result. See `compute` for `effect_text`."""
         return cast("T", await self.queues.do(ThreadJob(work, self._settings.timeout_seconds, effect_text=effect_text)))
 
 

@@ -126,7 +126,7 @@ class SessionOperation:
         raise NotImplementedError
 
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
-        """Run the operation, and return its effect. The method runs in a thread and may block."""
+        """Run the operation, and return its effect. The method runs in a thread and is allowed to block."""
         raise NotImplementedError
 
     def private_members(self, change: Effect) -> Mapping[str, Any]:  # noqa: ARG002 - a subclass uses it

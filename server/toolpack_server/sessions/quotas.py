@@ -1,4 +1,4 @@
-"""Quotas: limits on the bytes that a session and an owner may store.
+"""Quotas: limits on the bytes that a session and an owner can store.
 
 All stored data counts. The store counts the bytes at intervals. Between two counts, a worker adds the bytes of its own
 commits to the last count, but doesn't know those of other workers. So each worker can exceed an owner's limit by

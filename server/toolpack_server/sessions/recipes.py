@@ -92,6 +92,6 @@ def details_of(session: StoredSession) -> Mapping[str, Any]:
 def began_as_fork(session: StoredSession) -> bool:
     """Return whether a session began as a fork. Its first version then can't be built from its recipe.
 
-    An imported session may have begun as a fork, but has no parent in this store. Its details say so.
+    An imported session might have begun as a fork, although it has no parent in this store. Its details say so.
     """
     return session.parent is not None or FORK in details_of(session)

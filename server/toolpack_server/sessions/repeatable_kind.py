@@ -21,7 +21,7 @@ class RepeatableKind(RecordKind):
             context: The shared services.
             session_id: The session of the replay.
             owner: Its owner.
-            shown: The members of the recorded record.
+            shown: The fields of the recorded record.
             call_id: Idempotency key of the operation, or None.
         """
         raise NotImplementedError

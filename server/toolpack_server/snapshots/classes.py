@@ -1,4 +1,4 @@
-"""Table of the classes that a snapshot may contain: the classes that the environments' annotations reach.
+"""Table of the classes that a snapshot can contain: the classes that the environments' annotations reach.
 
 A snapshot contains names of classes, and forged bytes could contain the name of any class. So the server collects the
 allowed classes from the toolpacks' declarations before it writes the first snapshot. The writer and the reader use the
@@ -40,7 +40,7 @@ _FOREIGN = {*sys.stdlib_module_names, "annotated_types", "pydantic", "pydantic_c
 
 
 class ClassTable:
-    """The classes that snapshots may contain.
+    """The classes that snapshots can contain.
 
     Args:
         roots: Environment classes, or annotations.
@@ -118,7 +118,7 @@ def fingerprint(roots: Iterable[Any], state_types: Iterable[type] = ()) -> str:
 
 
 def class_name(cls: type) -> str:
-    """Return `module:qualname`. The name of a parametrized generic class also has its arguments."""
+    """Return `module:qualname`. The name of a parametrized generic class also includes its arguments."""
     origin = _origin(cls)
     if origin is not cls:
         arguments = cls.__dict__["__pydantic_generic_metadata__"]["args"]
@@ -277,7 +277,7 @@ def _resolve(annotation: str | ForwardRef, owner: type | None) -> list[Any]:
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
         return [typing.get_type_hints(holder, vars(module) if module else {}, local, include_extras=True)["it"]]
-    except Exception:  # noqa: BLE001 - evaluating an annotation may raise anything
+    except Exception:  # noqa: BLE001 - evaluating an annotation can raise anything
         return []
 
 

@@ -10,10 +10,10 @@ from toolpack_server.snapshots.pieces import chunked_in, referrers
 
 
 def changed_roots(left: LazyGraph, right: LazyGraph) -> set[int] | None:
-    """Return the numbers of the roots that may differ between two graphs, or None if all roots may differ.
+    """Return the numbers of the roots that might differ between two graphs, or None if all might.
 
-    A root may differ if its group differs, or if it refers to a root that may differ. The loaded objects of both graphs
-    must be unchanged since they were loaded.
+    A root might differ if its group differs, or if it refers to a root that might differ. The loaded objects of both
+    graphs must be unchanged since they were loaded.
     """
     numbers = left.delta.keys() | right.delta.keys()
     if left.base is not right.base:

@@ -114,7 +114,7 @@ def unload(layout: Layout, lazy: type, instance: Any, marker: Marker) -> None:
 
 
 def restore(layout: Layout, instance: Any, state: Any) -> None:
-    """Give a lazy instance its state, which may be forged, and its real class."""
+    """Give a lazy instance its state, which might be forged, and its real class."""
     layout.set_state(instance, state)  # this sets the `__dict__` last; until then, other threads wait for the loader
     _set_class(instance, layout.cls)
 
@@ -213,7 +213,7 @@ def lazy_class(layout: Layout, table: Collection[type]) -> type | None:
 
     Args:
         layout: The layout of the class.
-        table: All classes that the environment may contain.
+        table: All classes that the environment can contain.
     """
     cls = layout.cls
     is_model = issubclass(cls, BaseModel)

@@ -197,7 +197,7 @@ class LazyGraph:
     def _create(self, numbers: Sequence[int], kinds: Iterable[str]) -> list[Any]:
         """Return the roots with these numbers. Create the missing roots as lazy instances.
 
-        The loops run in C (`map`, `zip`), because a container may have a million instances.
+        The loops run in C (`map`, `zip`), because a container can have a million instances.
         """
         if not self._roots.keys().isdisjoint(numbers):
             return [self.root(number) for number in numbers]
@@ -286,7 +286,7 @@ class LazyGraph:
                 return self._commit(may_share=may_share)
             except SnapshotError:
                 raise
-            except Exception as error:  # noqa: BLE001 - writing may fail in any way
+            except Exception as error:  # noqa: BLE001 - writing can fail in any way
                 self.load_all()
                 raise explain(self.first, self.table.operators, error) from None
 
@@ -446,7 +446,7 @@ class LazyGraph:
             value: The first object.
             containers: The containers to store in chunks.
             pieces: The instances that are pieces. Other instances become pieces if two groups contain them.
-            may_share: Whether two groups may have the same object.
+            may_share: Whether two groups might contain the same object.
         """
         self.first = value
         self._add(0, value)

@@ -48,7 +48,7 @@ def freeze(value: object, classes: ClassTable) -> bytes:
             return _dump(value, operators, two_steps=True)
     except SnapshotError:
         raise
-    except Exception as error:  # noqa: BLE001 - writing may fail in any way
+    except Exception as error:  # noqa: BLE001 - writing can fail in any way
         raise explain(value, operators, error) from None
 
 
@@ -134,7 +134,7 @@ def _check_members(data: bytes, value: object, operators: OperatorTable) -> None
     reason = "a member's hash depends on a cycle that the member is part of"
     try:
         read_back = _load(data, operators)
-    except Exception:  # `__hash__` of an empty instance may raise anything
+    except Exception:  # `__hash__` of an empty instance can raise anything
         for path, _depth, obj in walk(value):
             if isinstance(obj, (set, frozenset, dict)) and any(_hashes_by_value(m, operators) for m in list(obj)):
                 raise SnapshotError(_problem(path, obj, reason)) from None
@@ -165,7 +165,7 @@ def explain(value: object, operators: OperatorTable, error: Exception) -> Snapsh
             if type(obj) not in NATIVE:
                 try:
                     writer.reducer_override(obj)
-                except Exception as why:  # noqa: BLE001 - writing may fail in any way
+                except Exception as why:  # noqa: BLE001 - writing can fail in any way
                     # The path omits the only field of a root model (`root`), because pydantic chose that name, not the
                     # author.
                     path = path.removeprefix(".root" * isinstance(value, RootModel))  # noqa: PLW2901 - returned next
@@ -195,7 +195,7 @@ def _refusal(value: object, writer: SnapshotWriter) -> UnsupportedObjectError | 
     """Return why a writer refuses an object, or None if the writer accepts it."""
     try:
         writer.reducer_override(value)
-    except Exception as why:  # noqa: BLE001 - writing may fail in any way
+    except Exception as why:  # noqa: BLE001 - writing can fail in any way
         return why if isinstance(why, UnsupportedObjectError) else None
     return None
 

@@ -45,14 +45,14 @@ from toolpack_server.snapshots.pickling import SnapshotWriter
 MAX_NAMES = 32  # maximum number of class names in a vocabulary
 
 Roots = tuple[tuple[int, str], ...]
-"""The number and the kind of each root: a class's name, `dict` or `list`."""
+"""The number and the kind of each root. The kind is a class's name, `dict` or `list`."""
 
 
 class Group(NamedTuple):
     """Bytes that are read and written as a whole.
 
     Attributes:
-        roots: The number and the kind of each root: a class's name, `dict` or `list`. A chunk has no roots.
+        roots: The number and the kind of each root. The kind is a class's name, `dict` or `list`. A chunk has no roots.
         data: The states of the roots, or the items of a chunk, as bytes. Empty for a chunked container.
         chunks: For a chunked container, the number of each chunk, with its count of items. None for other groups.
         references: The numbers of other groups' roots that the data refers to. Empty for chunks.

@@ -168,7 +168,7 @@ PLAIN = (
     ),
     Plain(collections.Counter, _no_attributes, {()}, collections.Counter, pairs=lambda v: iter(v.items())),
 )
-"""The plain types that aren't in `NATIVE`. `defaultdict` is missing, because its factory may be an author's class."""
+"""The plain types that aren't in `NATIVE`. `defaultdict` is missing, because its factory can be an author's class."""
 
 PLAIN_TYPES = frozenset({*NATIVE, *(plain.cls for plain in PLAIN), collections.defaultdict})
 """All types that are always allowed."""

@@ -23,7 +23,7 @@ def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Bas
 
     Args:
         value: The first object of the graph.
-        classes: The classes that the graph may contain.
+        classes: The classes that the graph can contain.
         min_items: Number of instances from which on a container is cut, so that each instance is a piece.
 
     Raises:
@@ -45,7 +45,7 @@ def split(value: Any, classes: ClassTable, *, min_items: int = MIN_ITEMS) -> Bas
         )
     except SnapshotError:
         raise
-    except Exception as error:  # noqa: BLE001 - writing may fail in any way
+    except Exception as error:  # noqa: BLE001 - writing can fail in any way
         raise explain(value, table.operators, error) from None
     # Read the groups and write them a second time. Equal strings that are one object in the original can be two objects
     # after reading, which changes the bytes. After the second time, reading and writing an unchanged group yields the

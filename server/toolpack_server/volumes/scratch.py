@@ -269,7 +269,7 @@ class Scratch:
             self._finalize()
 
     def _new_name(self) -> str:
-        """Return an unused name. The name isn't random, because the random generators of a call may be pinned."""
+        """Return an unused name. The name isn't random, because the random generators of a call can be pinned."""
         return f"copy-{next(self._numbers)}"
 
     def _find(self, key: Hashable | None, handle: CopyHandle | None) -> _CacheEntry | None:

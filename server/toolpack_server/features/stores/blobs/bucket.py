@@ -278,7 +278,7 @@ class Bucket:
         return written
 
     def _may_exist(self, path: str) -> bool:
-        """Return whether obstore may open an object.
+        """Return whether obstore can safely open an object.
 
         In a folder, only regular files are safe, because a pipe could block forever.
         """

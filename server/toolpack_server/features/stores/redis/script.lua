@@ -36,7 +36,7 @@
 -- items. Numbers above 2^53 would lose digits in Lua, and cjson writes large numbers with an exponent. So byte counts
 -- must stay below that limit, and numbers that the script only passes on stay strings.
 --
--- A full Redis refuses commands that may need memory, unless the script has already written something. So a step that
+-- A full Redis refuses commands that might need memory, unless the script has already written something. So a step that
 -- frees memory begins its writes with a command that needs no memory.
 
 local BEAT_SECONDS = 86400 -- one day, after which the heartbeat count of a dead worker isn't needed any more

@@ -168,7 +168,7 @@ class SqliteFile:
         self._reserve = path.with_name(path.name + ".reserve")
         self.transactions = 0
         self._write_error = ""  # error of the last transaction, or "" if it succeeded or another process held the lock
-        self._is_cut = False  # whether the file has lost pages, so that no commit may be acknowledged
+        self._is_cut = False  # whether the file has lost pages, so commits must not be acknowledged
         self._writing = threading.Lock()
         self._readers: deque[sqlite3.Connection] = deque()  # idle connections
         self._closed = False
