@@ -1,10 +1,10 @@
 """OpenEnv graders of the semantic level, which audit the tasks of a package with toolpacks.
 
-A package is a folder with toolpacks in `packs` and an `openenv.yaml`. The types in this file have the tag
-`toolpack-server`.
+A package is a folder that contains an `openenv.yaml`, and toolpacks in the folder `packs`. The types in its
+`openenv.yaml` include the tag `toolpack-server`.
 
 Only OpenEnv imports this module, through the entry points `openenv.validation.graders`. A grader follows OpenEnv's
-protocol `Grader`: it reports findings without rating them.
+protocol `Grader`, so it reports findings without rating them.
 """
 
 import json
@@ -43,7 +43,7 @@ def _audited(root: Path) -> dict[str, Report]:
 
 
 class AuditGrader:
-    """A check of OpenEnv's policy that fails if the audit finds faults of some kinds.
+    """A check in OpenEnv's policy, which fails if the audit reports findings of its `kinds`.
 
     Attributes:
         kinds: Kinds of findings, as listed in docs/write/tasks.md.

@@ -1,7 +1,8 @@
-"""Attempts at a task: mostly wrong variations of its solution. If the task's evaluator accepts one, it is too weak.
+"""Attempts at a task, mostly wrong variations of its solution.
 
-These functions have no side effects. The attempts depend only on the task, its toolpack's solutions and the seed, not
-on the other audited tasks. Attempts with equal calls and answers are merged.
+If the task's evaluator accepts a wrong variation, the evaluator is too weak. These functions have no side effects. The
+attempts depend only on the task, its toolpack's solutions and the seed, so auditing other tasks doesn't change them.
+Attempts with equal calls and answers are merged.
 """
 
 import calendar
@@ -31,7 +32,7 @@ Calls = tuple[PlainCall, ...]
 
 WORLD_PACK = "world"  # the toolpack with the functions to wait
 NO_ANSWER = "It could not be found out."
-AGENTS, CALLS_EACH = 5, 6  # number of agents that call at random, and of the calls of each
+AGENTS, CALLS_EACH = 5, 6  # number of agents that call functions at random, and of calls by each agent
 HARMS = 12  # max number of attempts with an additional change
 VALUES_EACH = 3  # max number of other values that are tried instead of one value
 LEAVES_EACH = 4  # max number of values inside one argument that are varied
@@ -47,18 +48,18 @@ GUESS = ", ".join(
 
 @dataclass(frozen=True, slots=True)
 class SolvedTask:
-    """A task with its solution, from which attempts are made.
+    """A task with its solution, from which attempts are derived.
 
     Attributes:
-        prompt: The prompt as one text.
+        prompt: The prompt as one string.
         functions: The descriptions of the agent's functions, by name.
         calls: The solution's calls, or None without a solution.
         changing: Indexes of the agent's calls in the solution that created a version.
         answer: The solution's answer.
-        own: The values in the solution.
-        pool: The values in the world and in other solutions, without those in this solution.
+        own: The values in the solution. Additional changes use them first, to affect the task's own objects.
+        pool: The values in the world and in other solutions that this solution doesn't contain.
         answers: The answers of other solutions.
-        dump: All values of the world as text.
+        dump: All values of the world as one string, which is submitted as an answer.
     """
 
     prompt: str
@@ -82,11 +83,11 @@ class Attempt:
 
     Attributes:
         kind: The kind, as listed in docs/write/tasks.md.
-        start: The attempt begins with this number of the solution's calls.
-        calls: The calls after these.
+        start: Number of the solution's calls with which the attempt begins.
+        calls: The attempt's calls after the first `start` calls.
         what: Description of the attempt. In findings it follows "passes:".
         about: The part of the task that was varied, such as an argument. It identifies a finding within its kind.
-        named_value: The original value, if the prompt names it and the attempt replaced it. Else None.
+        named_value: The solution's value that the attempt replaced, if the prompt names this value. Otherwise None.
         index: Index of the call that differs from the solution.
     """
 
@@ -118,7 +119,7 @@ def _key(calls: Calls, answer: str) -> bytes:
 
 
 def _all(solved: SolvedTask, rng: Random) -> Iterator[Attempt]:
-    """Yield all attempts. `attempts` cuts off the last ones."""
+    """Yield all attempts, the most important first, because `attempts` drops those beyond its maximum."""
     yield Attempt("nothing", 0, (), "", "nothing done")
     yield Attempt("echo", 0, (), solved.prompt, "the prompt as the answer")
     descriptions = "\n".join(str(each["description"]) for each in solved.functions.values())
@@ -186,7 +187,7 @@ def _wrong(answer: str) -> str:
 
 
 def _is_similar(one: str, other: str) -> bool:
-    """Return whether one answer contains the other. Such an answer may be right, too."""
+    """Return whether one answer contains the other. A similar answer might also be right."""
     one, other = one.casefold(), other.casefold()
     return one in other or other in one
 
@@ -229,7 +230,7 @@ def _careless(solved: SolvedTask, rng: Random) -> Iterator[Attempt]:
 
 
 def _harming(solved: SolvedTask, whole: int, rng: Random) -> Iterator[Attempt]:
-    """Yield attempts with an additional change, if possible of the objects that the task is about."""
+    """Yield attempts with an additional change, if possible to the objects that the task is about."""
     names = [name for name, each in solved.functions.items() if not each["read_only"] and not solved.is_wait(name)]
     for name in rng.sample(names, min(HARMS, len(names))):
         kwargs = arguments(solved.functions[name]["parameters"], [solved.own, solved.pool], rng)

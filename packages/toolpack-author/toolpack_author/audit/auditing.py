@@ -80,7 +80,7 @@ class Auditor:
             return []
 
     def _report(self, pack: Toolpack, trials: Trials) -> dict[str, Any]:
-        """Run the attempts at a task and return its part of the report. A basic fault makes the attempts pointless."""
+        """Return a task's part of the report. Skip the attempts if a basic fault makes them pointless."""
         task = trials.task
         audited = AuditedTask(
             trials.calls,
@@ -110,7 +110,7 @@ class Auditor:
         return report(findings(audited), counts, minimal)
 
     def _list(self, toolpacks: tuple[str, ...]) -> list[tuple[PackFunction, Mapping[str, Any]]]:
-        """Return the functions of toolpacks with their descriptions.
+        """Return the functions in toolpacks with their descriptions.
 
         The descriptions are cached, because creating them is slow.
         """

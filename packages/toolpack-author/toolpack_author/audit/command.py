@@ -26,7 +26,7 @@ UNSTABLE = "processes with other hash seeds give other verdicts or metrics: the 
 
 
 class _AuditFailed(click.ClickException):
-    """The audit failed. Exit status 1 would mean that there are findings."""
+    """The audit failed. The exit status is 2, because 1 means that there are findings."""
 
     exit_code = 2
 

@@ -21,7 +21,7 @@ class DeadlineState:
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[DeadlineState]:
-    """Raise `Interrupted` in the block when the deadline passes. On other threads than the main thread, do nothing."""
+    """Raise `Interrupted` in the block when the deadline passes. Outside the main thread, do nothing."""
     state = DeadlineState()
     if threading.current_thread() is not threading.main_thread():
         yield state

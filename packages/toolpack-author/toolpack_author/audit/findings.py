@@ -1,7 +1,7 @@
 """Findings on a task, derived from the attempts that passed.
 
-These functions have no side effects. A finding includes the attempt that shows it, so that an author can repeat it. A
-fault is certainly wrong. A weakness may be intended.
+These functions have no side effects. A finding includes the attempt that shows it, so that an author can repeat the
+attempt. A *fault* is certainly wrong. A *weakness* might be intended.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from toolpack_author.audit.worlds import DIFFERENT, EQUAL, MARKS
 from toolpack_server.features.api.core import AGENT
 from toolpack_server.features.evaluation.tasks.results import Verdict
 
-MIN_AGENTS = 2  # if fewer random agents pass, it may be luck
+MIN_AGENTS = 2  # if fewer random agents pass, luck might be the reason
 
 _BY_ANSWER = {"echo": "answer-in-prompt", "guess": "answer-guessed", "tools": "leak"}
 
@@ -58,7 +58,7 @@ class AuditedTask:
         nop_passes: Whether the author declared that doing nothing passes.
         nop_verdict: The verdict on doing nothing.
         solution_verdict: The verdict on the solution.
-        guards: Names of checks that protect unrelated data. Attempts needn't fail them.
+        guards: Names of checks that protect unrelated data. If no attempt fails such a check, this isn't a finding.
     """
 
     calls: Calls | None
@@ -122,7 +122,7 @@ def _finding(audited: AuditedTask, kind: str, result: AttemptResult, *, fault: b
 
 
 def whole(audited: AuditedTask, attempt: Attempt) -> Calls:
-    """Return all calls of an attempt, including those of the solution before it."""
+    """Return all calls of an attempt, including the solution's calls with which it begins."""
     return (*(audited.calls or ())[: attempt.start], *attempt.calls)
 
 

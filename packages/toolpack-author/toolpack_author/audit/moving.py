@@ -1,4 +1,4 @@
-"""Calls of attempts at tasks with events: worlds that move by themselves. They run in sessions, where events happen."""
+"""Calls of attempts at tasks with events, which change the world without a call. Only sessions run events."""
 
 import contextlib
 from typing import NamedTuple
@@ -31,8 +31,8 @@ class CallResult(NamedTuple):
 class MovingSessions:
     """Sessions of one task, in which calls are made one after another.
 
-    If the calls before the new one are those of the current session, it runs there. Otherwise a new session begins, and
-    these calls are made first.
+    If the current session has made exactly the calls before the new call, the new call runs there. Otherwise a new
+    session begins, and makes the earlier calls first.
     """
 
     def __init__(self, service: Service, task: str) -> None:

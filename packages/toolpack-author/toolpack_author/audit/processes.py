@@ -1,7 +1,7 @@
-"""Audit of tasks in a child process, which is replaced if it ends or hangs.
+"""Audit of tasks in a child process, which is replaced if it exits or hangs.
 
-An author's code may end its process, use all memory or wait forever. This affects only the report on its own task. The
-parent process runs no toolpacks' code, so it can fork safely.
+An author's code might exit its process, use all memory or wait forever. In a child process, this affects only the
+report on the author's own task. The parent process runs no toolpack's code, so it can fork safely.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ from toolpack_server.processes.child import Child, follow
 from toolpack_server.processes.isolated_call import run_isolated
 from toolpack_server.wiring.service import Service
 
-GRACE_SECONDS = 5.0  # after a deadline, for the process to interrupt the code itself
-GARBAGE = 20_000, 20, 20  # thresholds of the garbage collector
+GRACE_SECONDS = 5.0  # time after a deadline in which the process can interrupt the code itself
+GARBAGE = 20_000, 20, 20  # thresholds of the garbage collector; high, because a collection takes time
 LOADING_SECONDS = 600.0  # time limit for importing the toolpacks
 HASH_SEEDS = ("1", "2", "3", "4")  # fixed, so that all machines have the same findings
 
@@ -145,7 +145,7 @@ def _work(
         kind = "" if isinstance(error, StartError) else f"{type(error).__name__}: "
         pipe.send_bytes(json.dumps({"problem": f"{kind}{error}"}).encode())
         return 1
-    gc.freeze()  # present objects stay; a task leaves few reference cycles
+    gc.freeze()  # excludes the loaded toolpacks from collections, because they stay in memory
     gc.set_threshold(*GARBAGE)
     loop = asyncio.new_event_loop()
     # The event loop has its own thread, so that a signal can interrupt late code on the main thread.
@@ -162,7 +162,7 @@ def _work(
 
 
 def _discard_output() -> None:
-    """Discard output and logs of toolpacks, which would mix with the findings."""
+    """Discard toolpacks' output and logs, which would mix with the findings."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
@@ -170,7 +170,7 @@ def _discard_output() -> None:
 
 
 def _limit_memory(added_bytes: int) -> None:
-    """Limit the memory of this process to its present size and this number of bytes."""
+    """Limit this process's memory to its present size plus `added_bytes`."""
     with suppress(OSError, ValueError):  # not every system reports or limits memory
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         limit = pages * resource.getpagesize() + added_bytes
@@ -183,7 +183,8 @@ def _limit_memory(added_bytes: int) -> None:
 class HashSeeds:
     """Processes with other hash seeds, which evaluate all tasks at the same time as the audit.
 
-    The order of a set of texts depends on the hash seed. A verdict that depends on this order isn't stable.
+    The order of a set of strings depends on the hash seed. If other hash seeds lead to another verdict, the evaluator
+    depends on this order, so its verdicts aren't reliable.
     """
 
     def __init__(self, settings: Settings, names: Sequence[str], clients: Collection[str]) -> None:
@@ -220,7 +221,7 @@ class HashSeeds:
         return sorted(name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in reports}) > 1)
 
     def end(self) -> None:
-        """End the processes."""
+        """Kill the processes."""
         for process in self._running:
             with process:
                 process.kill()

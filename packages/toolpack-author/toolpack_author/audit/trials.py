@@ -1,11 +1,11 @@
 """Execution of attempts at a task.
 
-The task's solution runs in real sessions, at the agent path. Attempts run without sessions, because this is much
-faster: the snapshots, functions, evaluators and limits are the same, but nothing is stored. Attempts at a task with
-events run in sessions, too.
+The task's solution runs in real sessions, at the agent path. Attempts run without sessions, with the same snapshots,
+functions, evaluators and limits. This is much faster, because nothing is stored. Only attempts at a task with events
+also run in sessions.
 
-Each call and each evaluation has a deadline. They run on the main thread, where a signal interrupts them when they are
-late.
+Each call and each evaluation has a deadline. Calls and evaluations run on the main thread, because there a signal can
+interrupt them when the deadline passes.
 """
 
 import contextlib
@@ -88,12 +88,12 @@ class AttemptResult:
     """The result of an attempt.
 
     Attributes:
-        verdict: The verdict, or None without one.
-        failure: Why the evaluator gave no verdict. "" if it gave one, or if a call was late.
-        not_finite: The reward isn't a finite number.
-        refused: Whether the call that differs from the solution's failed or changed nothing. For the kind `respelled`,
-            whether any call failed.
-        world: Difference of the attempt's world to the solution's world. It is computed only if the attempt passed.
+        verdict: The verdict, or None if the evaluator failed or a call missed its deadline.
+        failure: Why the evaluator returned no verdict. "" if it returned a verdict, or if a call missed its deadline.
+        not_finite: Whether the reward isn't a finite number.
+        refused: Whether the call that differs from the solution's call failed or changed nothing. For the kind
+            `respelled`, whether any call failed.
+        world: How the attempt's world differs from the solution's world. It is computed only if the attempt passed.
         changed: Whether the attempt's calls created a version.
     """
 
@@ -111,9 +111,10 @@ class AttemptResult:
 
 
 class _TrialCodec(PlainCodec):
-    """Codec that can skip decoding: the next reader of a part gets the object that the last call left there.
+    """Codec that skips the decoding of objects that the last call left in memory.
 
-    Each object is returned only once, because its reader may change it.
+    If `objects` holds the object of a part, the part's next reader gets this object. Each object is returned only once,
+    because its reader might change it.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -131,7 +132,7 @@ class Trials:
     """The trials of one task.
 
     The constructor plays the task in two sessions and once without a session. If the worlds of the two sessions differ,
-    later calls have a pinned clock and pinned random numbers. If verdicts differ, `unstable` is set.
+    later calls run with a pinned clock and pinned random numbers. If verdicts differ, `unstable` is set.
 
     Args:
         service: The service that creates the sessions.
@@ -139,13 +140,13 @@ class Trials:
         task: The task.
         announce: Called before toolpacks' code runs.
         run_coroutine: Runs a coroutine on the service's event loop.
-        list_functions: Returns the functions of toolpacks with their descriptions.
+        list_functions: Returns the functions in toolpacks with their descriptions.
         ignore: JSON Pointers to parts of the world that are ignored in comparisons.
         clients: Functions that the client calls in solutions, not an agent.
 
     Attributes:
         task: The task.
-        prompt: The prompt as one text.
+        prompt: The prompt as one string.
         functions: The descriptions of the agent's functions, by name.
         calls: The solution's calls, or None without a solution.
         answer: The solution's answer.
@@ -252,7 +253,7 @@ class Trials:
         self.initial = self._world(self._start)
 
     def _is_change(self, plain_call: PlainCall) -> bool:
-        """Return whether a version is the agent's: its call isn't read-only, so no event created the version."""
+        """Return whether a new version is the agent's change. If the call is read-only, an event made the change."""
         described = self.functions.get(plain_call[0])
         return plain_call[2] == AGENT and not (described and described["read_only"])
 
@@ -266,7 +267,7 @@ class Trials:
     def attempts(self, attempts: Iterable[Attempt]) -> Iterator[AttemptResult]:
         """Run attempts and yield their results.
 
-        Stop after the evaluator missed its deadline, because it could do so each time.
+        Stop after the evaluator has missed its deadline, because it might miss the deadline each time.
         """
         for attempt in attempts:
             result = self._attempt(attempt)
@@ -275,7 +276,7 @@ class Trials:
                 return
 
     def _attempt(self, attempt: Attempt) -> AttemptResult:
-        """Run an attempt. The result has no verdict if a call was late or the evaluator failed."""
+        """Run an attempt. If a call missed its deadline or the evaluator failed, the result's `verdict` is None."""
         try:
             stage = self._stages[attempt.start]
         except IndexError:
@@ -308,7 +309,7 @@ class Trials:
         return AttemptResult(attempt, verdict, "", False, refused, world, changed)
 
     def _hand_over(self, stage: Stage, live: Mapping[str, Any]) -> None:
-        """Let the evaluator get the objects that the last call wrote, so that they needn't be decoded."""
+        """Pass the objects that the last call wrote to the evaluator, which then needn't decode them."""
         blobs = stage.snapshots[-1].blobs
         self._codec.objects = {part: (blobs[part], live[part]) for part in stage.written & live.keys()}
 
@@ -370,7 +371,7 @@ class Trials:
         return False
 
     def _call(self, stage: Stage, plain_call: PlainCall, live: dict[str, Any] | None = None) -> Stage:
-        """Run a call with its participant's permissions. `live` has decoded objects of the stage's world."""
+        """Run a call with its participant's permissions. `live` holds decoded objects of the stage's world."""
         function, kwargs, by = plain_call
         if self._moving is not None:
             return self._call_in_session(self._moving, stage, plain_call)
@@ -459,10 +460,10 @@ class Trials:
 
     @cached_property
     def _relevant_marks(self) -> frozenset[str]:
-        """Names of boolean members that the task is about, because its solution sets them or its prompt names them.
+        """Names of boolean fields that the task is about, because its solution sets them or its prompt names them.
 
-        If a call returns a result, the agent may make it for the result. Then a boolean that it sets, such as "read",
-        is only a side effect.
+        An agent might make a call only for its result. A boolean that such a call sets, such as "read", is then only a
+        side effect, and isn't included.
         """
         relevant = set[str]()
         for index in self.changing:
@@ -480,7 +481,7 @@ class Trials:
     def guards(self) -> set[str]:
         """Return the names of the checks that protect unrelated data.
 
-        They fail if data is emptied that the solution leaves unchanged.
+        A check is a guard if it fails when data that the solution leaves unchanged is emptied.
         """
         failing = set[str]()
         solved_stage = self._stages[-1]
@@ -524,7 +525,7 @@ class Trials:
                     volumes.bind(toolpack, None, snapshot)
                     _empty(volumes.bound[name], entry)
                     changes = volumes.finish()
-                except Exception:  # noqa: BLE001, S112 - a schema may refuse the change
+                except Exception:  # noqa: BLE001, S112 - a schema can refuse the change
                     continue
                 finally:
                     volumes.abandon(keep=False)
@@ -603,7 +604,7 @@ def _content(stage: Stage) -> tuple[bytes, ...]:
 
 
 def stable_parts(verdict: Verdict | None) -> Any:
-    """Return the stable parts of a verdict. Details may contain random values of a session, so they are left out."""
+    """Return the stable parts of a verdict. Details are left out because they can contain a session's random values."""
     if verdict is None:
         return None
     checks = sorted((check["name"], check["passed"]) for check in verdict["checks"])
@@ -611,7 +612,7 @@ def stable_parts(verdict: Verdict | None) -> Any:
 
 
 def _unseal(codec: Codec, snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot without seals, which aren't needed because it never leaves this process."""
+    """Return a snapshot without seals. It needs none, because it never leaves this process."""
     return Snapshot(snapshot.parts, {part: unseal_part(codec, snapshot, part) for part in snapshot.parts})
 
 
@@ -633,7 +634,7 @@ def _pin(plain_call: PlainCall, path: Sequence[SeenRecord]) -> PinnedClock:
 
 @dataclass(frozen=True, slots=True)
 class _SessionVerdicts:
-    """The verdicts and worlds of a task's session: with nothing done, and with its solution."""
+    """The verdicts and worlds in a task's session, before any call and after the solution."""
 
     evidence: Evidence
     addresses: Mapping[str, Address]  # by name of the participant
@@ -657,7 +658,7 @@ def in_session(
     *,
     evaluations: int,
 ) -> _SessionVerdicts:
-    """Evaluate a task in a session: with nothing done, and with its solution.
+    """Evaluate a task in a session, before any call and after the solution.
 
     Raises:
         RefusedError: The task can't be tried.

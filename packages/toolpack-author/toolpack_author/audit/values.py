@@ -1,7 +1,7 @@
-"""Values for attempts, from a world and from solutions, by the name of their member or argument.
+"""Values for attempts, taken from a world and from solutions, and grouped by the name of their field or argument.
 
-These functions have no side effects, and draw in a fixed order, so equal seeds give equal values. All values are JSON.
-Values in the task's own solution are never drawn, because an attempt with them might do the task.
+These functions have no side effects, and choose values in a fixed order, so equal seeds lead to equal values. All
+values are JSON. Values in the task's own solution are never chosen, because an attempt with them might solve the task.
 """
 
 import calendar
@@ -69,12 +69,12 @@ def replace_at(value: Any, path: Path, new: Any) -> Any:
 
 
 class KnownValues:
-    """Known values by name.
+    """Values in worlds and arguments, by the name of their field or argument.
 
     Args:
-        sources: Worlds and arguments as JSON. The keys of an object with objects or lists are also values, under the
-            object's name.
-        own: The values of the solution, which aren't drawn.
+        sources: Worlds and arguments as JSON. If a key's value is an object or a list, the key itself is also listed as
+            a value, under the name of the object that contains the key.
+        own: The values in the solution, which are excluded.
     """
 
     def __init__(self, sources: Sequence[Any], own: Any) -> None:
@@ -92,7 +92,7 @@ class KnownValues:
             self._shaped.setdefault(shape(value), []).append(value)
 
     def named(self, name: str) -> Sequence[Any]:
-        """Return the values of a name, or of a similar name: `user_id` may be a key of `users`."""
+        """Return the values of a name, or else of a similar name, because a `user_id` might be a key of `users`."""
         stem, _, last = name.rpartition("_")
         return next((self._named[each] for each in (name, f"{name}s", f"{stem}s", last) if each in self._named), ())
 
@@ -101,7 +101,7 @@ class KnownValues:
         return self._shaped.get(shape_name, ())
 
     def texts(self) -> Sequence[str]:
-        """Return all values as text."""
+        """Return all values as strings."""
         return [str(value) for value in self._every]
 
 
@@ -118,7 +118,7 @@ def _keys(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text that is equal for equal values, such as 1 and "1.0"."""
+    """Return a value as a string that is equal for equal values, such as 1 and "1.0"."""
     if shape(value) == "number":
         return str(Decimal(str(value)).normalize())
     return str(value).casefold()
@@ -150,9 +150,9 @@ def other_values(
 
 
 def _drawn(values: Sequence[Any], value: Any, rng: Random, max_values: int) -> list[Any]:
-    """Return random values of the same type.
+    """Return random values of the type of `value`.
 
-    A value that contains the other as text is skipped, because both may mean the same.
+    Skip a value if its string contains that of `value` or is contained in it, because both might mean the same.
     """
     fitting = [each for each in values if type(each) is type(value) and not _contain(str(each), str(value))]
     return rng.sample(fitting, min(max_values, len(fitting)))
@@ -171,7 +171,7 @@ def _other_numbers(value: Any) -> list[Any]:
 
 
 def _later(value: str, days: int) -> str | None:
-    """Return a date or time that is later by some days, in the same form. Return None if it can't be read."""
+    """Return a date or time that is later by some days, in the same form, or None if the value isn't a date or time."""
     try:
         if len(value) == len("2026-01-02"):
             return (date.fromisoformat(value) + timedelta(days=days)).isoformat()
@@ -223,7 +223,7 @@ def is_spoken_in(prompt: str, name: str) -> bool:
 
 
 def choices_at(schema: Mapping[str, Any], path: Path) -> Sequence[Any]:
-    """Return the values of an enum at a path of a schema, or nothing if the schema allows other values."""
+    """Return the values of an enum at a path of a schema. If there is none, return an empty list."""
     definitions = schema.get("$defs", {})
     at: Any = schema
     for step in path:
@@ -298,7 +298,8 @@ def _choices(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Ite
 def arguments(schema: Mapping[str, Any], pools: Sequence[KnownValues], rng: Random) -> dict[str, Any]:
     """Return random arguments for a function.
 
-    Each value comes from the first pool that has a fitting value. Without one, it is the simplest valid value.
+    Each value comes from the first pool that contains a value valid for the schema. If no pool contains a valid value,
+    use the simplest valid one.
     """
     required = schema.get("required", ())
     drawn = {}
@@ -334,7 +335,7 @@ def _draw(
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Return whether a scalar value fits a schema's type, pattern and range."""
+    """Return whether a scalar value matches a schema's type, pattern and range."""
     kinds: Mapping[str, Any] = {"string": str, "integer": int, "number": (int, float)}
     if not isinstance(value, kinds.get(schema.get("type", ""), (str, int, float))):
         return False

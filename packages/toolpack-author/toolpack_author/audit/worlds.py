@@ -1,7 +1,7 @@
 """Comparison of two worlds as JSON.
 
-These functions have no side effects. If worlds differ only in booleans, such as flags that a mail was
-read, the difference may be a side effect: a mere *mark*.
+These functions have no side effects. If worlds differ only in booleans, such as a flag that marks a mail as read, the
+difference might be only a side effect. Such a boolean is called a *mark*.
 """
 
 from collections.abc import Container, Sequence
@@ -17,8 +17,8 @@ def difference(one: Any, other: Any, relevant: Container[str] = (), name: str = 
     """Return how two worlds differ: `EQUAL`, `MARKS` or `DIFFERENT`.
 
     Args:
-        asked: Names of boolean members that aren't mere marks.
-        name: Name of the member that holds both values.
+        relevant: Names of boolean fields that the task is about, so they don't count as marks.
+        name: Name of the field that holds the two values.
     """
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         differences = {difference(one[key], other[key], relevant, key) for key in one}
@@ -33,7 +33,7 @@ def difference(one: Any, other: Any, relevant: Container[str] = (), name: str = 
 
 
 def changed_marks(one: Any, other: Any, name: str = "") -> set[str]:
-    """Return the names of the boolean members that differ between two worlds."""
+    """Return the names of the boolean fields that differ between two worlds."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {each for key in one.keys() & other.keys() for each in changed_marks(one[key], other[key], key)}
     if isinstance(one, list) and isinstance(other, list):

@@ -1,7 +1,7 @@
 """Trial calls of all functions of toolpacks, in separate processes with a time limit.
 
-A function may loop forever or end its process. Then `check` continues with the next function in a new process. Each
-process loads the toolpacks itself, as a worker does, because threads of toolpacks wouldn't survive a fork.
+If a function loops forever or kills its process, `check` continues with the next function in a new process. Each
+process loads the toolpacks itself, just as a worker does, because toolpacks' threads wouldn't survive a fork.
 """
 
 import contextlib
@@ -54,8 +54,8 @@ def try_functions(load: Callable[[], Catalog], functions: Sequence[CheckedFuncti
 def _receive(child: Child, end_time: float) -> tuple[bool, list[Finding] | Finding | None]:
     """Return whether the child called the next function, and the findings on that function.
 
-    The findings are None if the process has ended or takes too long, and a single `Finding` if it can't call any
-    function.
+    The findings are None if the process has exited or takes too long. They are a single `Finding` if the process can't
+    call any function.
     """
     was_called, seconds_left = False, end_time - time.monotonic()
     with contextlib.suppress(EOFError, OSError):
@@ -70,7 +70,7 @@ def _receive(child: Child, end_time: float) -> tuple[bool, list[Finding] | Findi
 
 
 def _end_finding(child: Child, location: str) -> Finding:
-    """Return the finding on a function that didn't end in time, or that ended the process."""
+    """Return the finding on a function that didn't return in time, or that killed the process."""
     if child.is_alive() and child.pipe.poll(0):  # readable, so the child has closed its end and is about to exit
         child.wait()
     if child.is_alive():
@@ -89,13 +89,13 @@ def _end_finding(child: Child, location: str) -> Finding:
 
 @contextlib.contextmanager
 def _start_child(load: Callable[[], Catalog], functions: Sequence[CheckedFunction]) -> Iterator[Child]:
-    """Start a process that calls functions, and end it after the block."""
+    """Start a process that calls functions, and kill it after the block."""
     parent = os.getpid()
 
     def run(pipe: Connection) -> int:
         follow(parent)
         null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):  # otherwise functions could print among the findings
+        for descriptor in (0, 1, 2):  # otherwise the functions' output would mix with the findings
             os.dup2(null, descriptor)
         # As in a server, functions don't run on the main thread, which has special rights for signals and event loops.
         thread = threading.Thread(target=_try_each, args=(load, functions, pipe))

@@ -1,8 +1,8 @@
 """Arguments for trial calls, made from a function's JSON Schema.
 
-In order of preference, a value is one of: the author's examples, defaults, values from the environment with the
-parameter's name, and the simplest value that the schema allows. Nothing is random, so a repeated check has the same
-findings.
+A value comes from the first of these sources that offers one: the author's examples, the defaults, the environment's
+values with the parameter's name, and the simplest value that the schema allows. No value is random, so a repeated check
+returns the same findings.
 """
 
 import math
@@ -44,7 +44,7 @@ _MISSING = object()
 def known_values(environment: Any) -> dict[str, list[Any]]:
     """Return the strings and numbers in an environment, by the name of their attribute or key.
 
-    Keys of a dict are listed under the name of the dict's attribute, and under "".
+    Keys of a dict are listed under the name of the attribute that holds the dict, and under "".
     """
     values_by_name: dict[str, list[Any]] = {}
     for number, (path, _, holder) in enumerate(walk(environment)):
@@ -53,7 +53,7 @@ def known_values(environment: Any) -> dict[str, list[Any]]:
         if path.endswith(".model_fields_set"):
             continue
         attribute = path.rpartition(".")[2].partition("[")[0]
-        # One string may have several holders, such as a key that is also an `id`, so look at the children of each.
+        # One string can occur in several objects, such as a key that is also an `id`, so inspect the children of each.
         for step, value in children(holder):
             if type(value) not in (str, int, float):
                 continue
@@ -68,9 +68,10 @@ def known_values(environment: Any) -> dict[str, list[Any]]:
 
 
 def example_arguments(model: type[BaseModel], values_by_name: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield two sets of arguments: the required ones with values of the environment, then all with made-up values.
+    """Yield two sets of arguments for a function.
 
-    Arguments that the model refuses, and a second equal set, are left out.
+    The first set contains the required arguments, with values from the environment. The second set contains all
+    arguments, with made-up values. Skip a set that the model refuses, and the second set if it equals the first.
     """
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
@@ -105,19 +106,19 @@ def example_options(model: type[BaseModel] | None) -> dict[str, Any]:
 def _fits(model: type[BaseModel], arguments: dict[str, Any]) -> bool:
     try:
         model.model_validate(arguments)
-    except Exception:  # noqa: BLE001 - an author's validator may raise anything
+    except Exception:  # noqa: BLE001 - an author's validator can raise any exception
         return False
     return True
 
 
 def _from_environment(schema: Mapping[str, Any], name: str, values_by_name: Mapping[str, list[Any]]) -> Any:
-    """Return a value of the environment with the parameter's name and type, or `_MISSING`."""
+    """Return a value in the environment with the parameter's name and type, or `_MISSING`."""
     if "examples" in schema or "enum" in schema:
         return _MISSING
     kinds = {"string": str, "integer": int, "number": float}
     kind = kinds.get(schema.get("type", ""))
     stem, _, last = name.rpartition("_")
-    for candidate in (name, f"{name}s", f"{stem}s", last, ""):  # `user_id` may be a key of `users`
+    for candidate in (name, f"{name}s", f"{stem}s", last, ""):  # a `user_id` might be a key of `users`
         for value in values_by_name.get(candidate, ()):
             if kind is not None and type(value) is kind:
                 return value
@@ -125,7 +126,7 @@ def _from_environment(schema: Mapping[str, Any], name: str, values_by_name: Mapp
 
 
 def example(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
-    """Return a simple value for a schema. For a complicated schema the value may be invalid."""
+    """Return a simple value for a schema. For a complicated schema the value might be invalid."""
     if not isinstance(schema, Mapping) or depth > MAX_NESTING:
         return None
     if "$ref" in schema:

@@ -1,7 +1,8 @@
-"""Detection of changes outside of the environment: in variables of modules, and in some state of the process.
+"""Detection of changes outside the environment, such as changes to module variables and to the process's state.
 
-All sessions share such state, and no reset restores it. It is copied and compared before and after a call. Changes of
-objects that can't be copied or compared (connections, iterators, state inside of libraries) aren't detected.
+All sessions share this state, and no reset restores it, so a function that changes it breaks isolation. The state is
+copied before a call and compared with the copy afterwards. Changes to objects that can't be copied or compared, such as
+connections, iterators and state inside libraries, aren't detected.
 """
 
 import copy
@@ -28,11 +29,11 @@ _SKIPPED = (ModuleType, type, FunctionType, Toolpack, property, classmethod, sta
 
 
 class Variable(NamedTuple):
-    """A variable outside of the environment, which all sessions share."""
+    """A variable outside the environment, which all sessions share."""
 
     shown: str  # name in findings
     subject: str  # name that identifies the variable, to merge findings
-    identity: int = 0  # to distinguish objects of the same name
+    identity: int = 0  # distinguishes objects with the same name
 
 
 class SharedState:
@@ -48,7 +49,8 @@ class SharedState:
     def changes(self) -> list[Variable]:
         """Return the variables that changed since the last call of this method, and new module variables.
 
-        A new entry of a cache isn't a change, because caches exist for new entries. A later change of the entry is one.
+        A new entry in a cache doesn't count as a change, because caches exist to gain entries. A later change to this
+        entry counts.
         """
         changed = []
         now = dict(self._variables())
@@ -76,7 +78,7 @@ class SharedState:
             return
 
     def _variables(self) -> Iterator[tuple[Variable, Any]]:
-        """Yield the variables: of the functions' modules, of their closures, and of the process."""
+        """Yield the variables in the functions' modules and closures, and those of the process."""
         modules = {function.__module__ for function in self._functions}
         for module in sorted(modules & sys.modules.keys()):
             yield from _state_of(vars(sys.modules[module]), module, "", self._functions)
@@ -122,8 +124,8 @@ def _state_of(
 def _cached_results(function: Any) -> list[Any]:
     """Return the mutable results in a `functools.cache` or `lru_cache`.
 
-    A cache has no public access to its results, but the garbage collector lists them as its referents. They are in the
-    dictionary of an unbounded cache, and beside the dictionary of a bounded one.
+    A cache has no public access to its results, but the garbage collector lists them as its referents. In an
+    unbounded cache, the results are in its dictionary. In a bounded cache, they are beside the dictionary.
     """
     if not function.cache_info().currsize:
         return []
@@ -135,7 +137,7 @@ def _cached_results(function: Any) -> list[Any]:
 
 
 def _is_linked_list(cache: dict[Any, Any]) -> bool:
-    """Return whether a dictionary belongs to a bounded cache: its values are links, not results."""
+    """Return whether a dictionary belongs to a bounded cache, where the values are links instead of results."""
     return any(type(value).__name__ == "_lru_list_elem" for value in cache.values())
 
 

@@ -1,8 +1,8 @@
 """Trial calls of functions on a throw-away environment, with findings on their mistakes.
 
-A trial call takes the same path as a call in a session, so it has the same problems. An exception that the made-up
-arguments may have caused isn't a finding. An exception such as NameError is a finding, because no arguments should
-cause it.
+A trial call takes the same path through the code as a call in a session, so it runs into the same problems. An
+exception that the made-up arguments might have caused isn't a finding. An exception such as NameError is a finding,
+because no arguments should cause it.
 """
 
 import dis
@@ -50,7 +50,7 @@ SHOWN_ARGUMENTS = 200
 
 MISTAKES = ("NameError", "UnboundLocalError", "AttributeError", "TypeError", "ImportError", "ModuleNotFoundError")
 """Exceptions that valid arguments should never cause."""
-ENDS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")  # exceptions that would end a thread or a process
+ENDS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")  # exceptions that would terminate a thread or a process
 NO_FIELD = 'object has no field "'  # part of pydantic's ValueError for an unknown field
 
 
@@ -88,7 +88,7 @@ class Trial:
         self._built: dict[str, Built | None] = {}
         self._known: dict[str, Mapping[str, list[Any]]] = {}
         self._environments: dict[str, Any] = {}
-        self._unprepared: dict[str, Mapping[str, Any]] = {}  # by toolpack: made-up options that don't fit
+        self._unprepared: dict[str, Mapping[str, Any]] = {}  # by toolpack: made-up options that the toolpack refused
         self._unset: dict[tuple[str, str], str] = {}  # by toolpack and setting method: a function
         functions = [
             function.function.run for pack in catalog.toolpacks.values() for function in pack.functions.values()
@@ -129,7 +129,8 @@ class Trial:
     def _environment(self, pack: Toolpack) -> Built | None:
         """Return the environment for the calls of a toolpack's functions, or None if building it fails.
 
-        Options that prepare instances of classes get made-up values. If these don't fit, the default options are used.
+        Options that prepare instances of classes get made-up values. If the toolpack refuses these values, the default
+        options are used.
         """
         if pack.name not in self._built:
             self._built[pack.name], self._known[pack.name] = None, {}
@@ -160,7 +161,7 @@ class Trial:
     ) -> list[Finding]:
         runtime = _TrialRuntime(pack.functions, 30.0, ReadOnlyChecks(always=True), tracebacks=True)
         blobs = {part: blob for part, (_, blob) in built.items()}
-        # Decode before `_called`, because time after that counts as the function's.
+        # Decode before `_called`, because the time after `_called` counts as the function's time.
         live = {part: self._codec.decode(part, *blob) for part, blob in built.items() if not is_piece(part)}
         snapshot = Snapshot({part: blob_id for part, (blob_id, _) in built.items()}, blobs, live)
         plan = runtime.plan(function.name, arguments)
@@ -197,7 +198,7 @@ class Trial:
     def _unset_findings(
         self, pack: Toolpack, function: str, error: BaseException | None, findings: list[Finding]
     ) -> list[Finding]:
-        """Return the findings, with other advice if the function needs an attribute that only one method sets.
+        """Return the findings. If the function needs an attribute that only one method sets, advise on this method.
 
         Each such method is reported only for the first function that needs it.
         """
@@ -211,7 +212,7 @@ class Trial:
         return [replace(finding, advice=advice) for finding in findings]
 
     def _unprepared_findings(self, pack: Toolpack) -> list[Finding]:
-        """Return a finding that no made-up options fit the toolpack, but only once per toolpack."""
+        """Return a finding that the toolpack refuses all made-up options, but only once per toolpack."""
         options, self._unprepared[pack.name] = self._unprepared[pack.name], {}
         if not options:
             return []
@@ -227,7 +228,7 @@ class Trial:
 def _setter(kind: type, attribute: str) -> str:
     """Return the name of a method that sets an attribute, or "". A private method is preferred.
 
-    Return "" also if `__init__` sets the attribute: then it isn't missing for lack of a call.
+    Also return "" if `__init__` sets the attribute, because then a missing call isn't the reason why it is missing.
     """
     names = [
         name
@@ -243,7 +244,7 @@ def _type_of(volume: Any, lent: Any) -> str:
 
 
 def _kept_findings(runtime: _TrialRuntime, where: str, called: str) -> list[Finding]:
-    """Return a finding if the function kept an object of its call, such as a connection, that is closed now."""
+    """Return a finding if the function kept an object lent to its call, such as a connection, which is closed now."""
     if runtime.lent:
         gc.collect()
     types = [name for name, lent in runtime.lent if lent() is not None]
@@ -260,7 +261,7 @@ def _kept_findings(runtime: _TrialRuntime, where: str, called: str) -> list[Find
 
 
 def _failure_findings(outcome: Outcome, where: str, called: str, *, made_up: bool) -> list[Finding]:
-    """Return the findings on a failed call. If its arguments were made up, an exception may be their fault."""
+    """Return the findings on a failed call. If its arguments were made up, they might have caused the exception."""
     failure = outcome.failure
     if failure is None:
         return []
@@ -288,7 +289,7 @@ def _failure_findings(outcome: Outcome, where: str, called: str, *, made_up: boo
 
 
 def _type_findings(function: PackFunction, value: Any, where: str, called: str) -> list[Finding]:
-    """Return a finding if a result doesn't fit the function's return annotation."""
+    """Return a finding if a result doesn't match the function's return annotation."""
     annotated = function.function.return_type
     what = None if annotated is None or annotated is Any else _mismatch(annotated, value)
     if what is None:
@@ -298,11 +299,11 @@ def _type_findings(function: PackFunction, value: Any, where: str, called: str) 
 
 
 def _declaration_findings(function: PackFunction, environment: Any, where: str) -> list[Finding]:
-    """Return findings on parameters with a dependency or a default that doesn't fit the annotation."""
+    """Return findings on parameters with a dependency or a default that doesn't match the annotation."""
     findings = []
     try:
         hints = get_type_hints(function.function.run)
-    except Exception:  # noqa: BLE001 - a ready function may have unreadable hints
+    except Exception:  # noqa: BLE001 - a function's annotations can be unreadable
         hints = {}
     for name, dependency in function.function.dependencies.items():
         attribute = getattr(dependency, "env_dependency", None)
@@ -322,13 +323,13 @@ def _declaration_findings(function: PackFunction, environment: Any, where: str) 
             if wrong:
                 text = f"the default of parameter `{name}` doesn't fit its type ({wrong[0]}): correct one of the two."
                 findings.append(Finding(where, text))
-        except Exception:  # noqa: BLE001, S112 - an author's validator may raise anything
+        except Exception:  # noqa: BLE001, S112 - an author's validator can raise any exception
             continue
     return findings
 
 
 def _mismatch(annotated: Any, value: Any) -> str | None:
-    """Return the description of a value that doesn't fit a type, or None if it fits or can't be checked."""
+    """Return the description of a value that doesn't match a type, or None if it matches or can't be checked."""
     try:
         TypeAdapter(annotated).validate_python(value, strict=True)
     except ValidationError as error:
