@@ -305,8 +305,8 @@ class RecordedCall(NamedTuple):
     """A committed call.
 
     Attributes:
-        outcome: Its outcome.
-        ended_at: The time of its end, in seconds since the epoch.
+        outcome: The outcome of the call.
+        ended_at: The time when the call ended, in seconds since the epoch.
     """
 
     outcome: Outcome

@@ -97,7 +97,7 @@ class RecordTree:
                 yield at[number], *self._addressees[number]
 
     def _end(self, version: int) -> int:
-        """Return the index of the last record of this or an earlier version."""
+        """Return the index of the last record that belongs to this or an earlier version."""
         return self._ends[min(version, len(self._ends) - 1)]
 
     def _ranges(self, end: int) -> Sequence[range]:

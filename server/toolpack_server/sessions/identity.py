@@ -31,7 +31,7 @@ _ADDITIONAL_KEY = re.compile(rf"[0-9a-f]{{{2 * DIGITS}}}")
 
 
 class Creation:
-    """A request to create sessions that can be repeated: its call_id, and a digest of its other parameters.
+    """A repeatable request to create sessions, which consists of its call_id and a digest of its other parameters.
 
     A session's id is an HMAC of the owner, the call_id and the session's number in the request, followed by the digest.
     So a repeated request has the same ids. The ids created by one request differ in their first digits, because people

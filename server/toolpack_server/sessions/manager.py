@@ -205,7 +205,7 @@ class SessionManager:
         return [operation for operation in operations if operation is not None]
 
     async def cancel_call(self, session_id: str, owner: str, request: CallRequest) -> None:
-        """Record a call with a call_id as cancelled, unless the call is committed.
+        """Record a call with a call_id as cancelled, unless the call is already committed.
 
         The caller must ensure that this worker isn't running the call any more.
 

@@ -28,8 +28,8 @@ from toolpack_server.sessions.records import Records
 from toolpack_server.stores.base import ForkPoint, SessionStore, StoredSession
 
 READ_BATCH = 64  # number of records that are read in one step
-MAX_CACHED_TREES = 256  # sessions with a cached record tree
-MAX_CACHED_POINTS = 4096  # fork points with a cached path
+MAX_CACHED_TREES = 256  # maximum number of sessions whose record tree is cached
+MAX_CACHED_POINTS = 4096  # maximum number of fork points whose path is cached
 
 Line = tuple[str, bytes]
 """A record on a path: the id of its session, and the JSON that clients see."""

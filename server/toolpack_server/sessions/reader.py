@@ -252,8 +252,8 @@ class SessionReader:
             limit: Maximum number of rows of a table.
 
         Raises:
-            InvalidParamsError: No value has this pointer. Or `after` or `limit` is set, although the value isn't a
-                table.
+            InvalidParamsError: No value has this pointer, or the value isn't a table although `after` or `limit` is
+                set.
         """
         snapshot = self._at(session_id, owner, version)
         volume_json = self._in_volume(snapshot, pointer, after, limit)

@@ -224,7 +224,7 @@ def _subclasses(cls: type) -> list[type]:
 
 
 def is_foreign(cls: type) -> bool:
-    """Return whether a class belongs to Python or pydantic. Using such a class in an annotation doesn't allow it."""
+    """Return whether a class belongs to Python or pydantic. Its use in an annotation doesn't allow it in snapshots."""
     return cls.__module__.partition(".")[0] in _FOREIGN
 
 

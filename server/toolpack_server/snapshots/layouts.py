@@ -106,7 +106,7 @@ class Layout:
         return (_GET_CONTENT[self.base](instance), *slot_values) if self.has_content else slot_values
 
     def get_stable_state(self, instance: Any) -> tuple[Any, ...]:
-        """Return the state with `model_fields_set` as a sorted tuple, or as True if it has all attributes.
+        """Return the state with `model_fields_set` as a sorted tuple, or as True if it contains all attributes.
 
         So an instance always has the same bytes, although the order of a set can change when it is written and read.
         """

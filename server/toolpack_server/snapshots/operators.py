@@ -51,7 +51,7 @@ class OperatorTable:
         find: All objects that a snapshot's bytes can fetch, by module and name.
         preamble: Start of every snapshot. It puts each operator into the unpickler's memo, so that the rest of the
             bytes can refer to the operator by number.
-        memo: The same numbers, for the pickler.
+        memo: The numbers of the same operators, in the form of the pickler's memo.
     """
 
     def __init__(self, classes: ClassTable) -> None:

@@ -104,7 +104,7 @@ class Vocabulary:
     Attributes:
         names: The names of the operators, and the names of the classes.
         preamble: Bytes to prepend to each group's data. They put the objects into the unpickler's memo.
-        memo: The same numbers for the pickler.
+        memo: The numbers of the same objects, in the form of the pickler's memo.
     """
 
     def __init__(self, operators: OperatorTable, names: tuple[Sequence[str], Sequence[str]]) -> None:
@@ -176,12 +176,12 @@ class Base:
 
     @cached_property
     def referrers(self) -> dict[int, list[int]]:
-        """The roots that refer to each root."""
+        """The numbers of the roots that refer to each root, by the number of that root."""
         return referrers(self.groups)
 
     @cached_property
     def chunked(self) -> dict[int, int]:
-        """The container of each chunk."""
+        """The number of each chunk's container, by the number of the chunk."""
         return chunked_in(self.groups)
 
 

@@ -110,7 +110,7 @@ class SessionQuery:
     after: str  # list the sessions after the session with this id; "" starts at the beginning
     limit: int
     parent: str | None = None  # list only forks of this session, which might have been deleted
-    newest_first: bool = False  # True: sort by creation time, then by id, both descending. False: by id, ascending
+    newest_first: bool = False  # True sorts by creation time, then by id, both descending; False sorts by id, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class SessionStore(Protocol):
         """Return the sessions that match a query, with their versions, in the query's order.
 
         Raises:
-            SessionNotFoundError: The order is newest first, and the session `after` doesn't exist.
+            SessionNotFoundError: The query lists the newest sessions first, and the session `after` doesn't exist.
         """
 
     def count(self, owner: str | None = None) -> int:

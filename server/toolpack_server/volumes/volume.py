@@ -473,7 +473,7 @@ def _end_marker(piece_id: str) -> bytes:
 
 
 def is_piece(part: str) -> bool:
-    """Return whether a part of a session is a slot of a volume."""
+    """Return whether a part of a session stores a slot of a volume's chain."""
     return SEPARATOR in part
 
 

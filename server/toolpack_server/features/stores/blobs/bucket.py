@@ -31,8 +31,8 @@ except ImportError:
 T = TypeVar("T")
 
 SCHEMES = "file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
-ANSWER_SECONDS = 5  # timeout of one request
-GIVE_UP_SECONDS = 5  # timeout of all attempts
+ANSWER_SECONDS = 5  # timeout for one request, in seconds
+GIVE_UP_SECONDS = 5  # timeout for all attempts together, in seconds
 MAX_REQUESTS = 8  # maximum number of parallel requests
 PAGE_SIZE = 1000  # number of objects in a page of a list
 MARKER = "swept"  # name of the marker; its write time is the time of the last sweep
@@ -94,8 +94,8 @@ class Bucket:
             new: Whether the store has no objects yet.
 
         Raises:
-            SettingsError: The marker is missing, so the store's blobs must be elsewhere. Or the store is new, and its
-                objects can't be written.
+            SettingsError: The marker is missing, so the store's blobs must be elsewhere. This error is also raised if
+                the store is new and its objects can't be written.
         """
         name, marker = f"{self._name}/check", f"{self._name}/{MARKER}"
         try:

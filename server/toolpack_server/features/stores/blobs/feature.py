@@ -14,7 +14,7 @@ def outside(store: SessionStore, settings: Settings) -> SessionStore:
     """Return a store that keeps large blobs at `TOOLPACK_BLOBS_URL`, or the same store if this setting isn't set.
 
     Raises:
-        SettingsError: The URL can't be used. Or the URL isn't set, but the store already has blobs outside.
+        SettingsError: The URL can't be used, or it isn't set although the store already keeps blobs outside.
     """
     own = settings.of(BlobsSettings)
     if own.url:

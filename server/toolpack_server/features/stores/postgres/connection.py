@@ -37,9 +37,9 @@ Rows = list[tuple[Any, ...]]
 
 MIN_VERSION = 130000
 MAX_CONNECTIONS = 8  # maximum number of connections of a process; by default, a Postgres accepts 100 in total
-ANSWER_SECONDS = 5.0  # timeout for the next bytes of a response
-GIVE_UP_SECONDS = 5.0  # no further attempt is made after this time
-MAX_DELAY_SECONDS = 0.25  # maximum delay between two attempts
+ANSWER_SECONDS = 5.0  # timeout for the next bytes of a response, in seconds
+GIVE_UP_SECONDS = 5.0  # seconds after which no further attempt is made
+MAX_DELAY_SECONDS = 0.25  # maximum delay between two attempts, in seconds
 # Settings of a connection. With these, all joins use an index, even for tables without statistics.
 _SET = {
     "standard_conforming_strings": "on",

@@ -23,8 +23,8 @@ except ImportError:
 
 SCHEMA = b"1"
 MIN_VERSION = (6, 2)
-ANSWER_SECONDS = 2.0  # timeout for one response
-GIVE_UP_SECONDS = 5.0  # no further attempt is made after this time
+ANSWER_SECONDS = 2.0  # timeout for one response, in seconds
+GIVE_UP_SECONDS = 5.0  # seconds after which no further attempt is made
 
 UNREACHABLE = "The store can't be reached: send the request again, with the same call_id."
 FULL_BYTES = 2**20  # a Redis with less free memory counts as full

@@ -48,7 +48,7 @@ def has_labels(facts: bytes, labels: Mapping[str, str]) -> bool:
 
 
 def _labels(facts: bytes) -> bytes:
-    """Return the labels in facts as JSON, or "" if the facts are damaged."""
+    """Return the labels in a session's facts as JSON, or "" if the facts are damaged."""
     try:
         return orjson.dumps(orjson.loads(split_facts(facts)[1])[0])
     except (ValueError, LookupError, TypeError):
@@ -60,8 +60,8 @@ def decode_head(length: int, words: Sequence[bytes]) -> Head:
     """Decode the head of a session.
 
     Args:
-        length: The number of its records.
-        words: The fields and values of its hash, alternating.
+        length: The number of the session's records.
+        words: The fields and values of the hash `head:<session>`, alternating.
     """
     fields = dict(zip(words[::2], words[1::2], strict=True))
     parts = {name[1:].decode(): blob.decode() for name, blob in fields.items() if name.startswith(b"/")}

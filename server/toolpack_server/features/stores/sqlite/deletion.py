@@ -110,7 +110,7 @@ def _delete_sessions(
 
 
 def _delete_alone(writer: sqlite3.Connection, session_ids: Sequence[str]) -> Sequence[str]:
-    """Delete the rows of the sessions that aren't forks and have no forks. Return their ids."""
+    """Delete the rows of the given sessions that aren't forks and have no forks. Return the ids of these sessions."""
     ((alone,),) = writer.execute(sql.ALONE, (orjson.dumps(session_ids),))
     rows = orjson.loads(alone)
     if rows:

@@ -155,7 +155,7 @@ class Files(Volume):  # noqa: PLW1641 - no volume has a hash
         return [f"{prefix}{SEPARATOR}{name}" if prefix else name for name in sorted(folder.entries)]
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the paths that match a pattern such as `orders/*.txt`, sorted. `**` also matches files."""
+        """Return the sorted paths that match a pattern such as `orders/*.txt`. `**` matches folders and files."""
         return matching(self._root, pattern)
 
     def mkdir(self, path: Path, parents: bool = False, exist_ok: bool = False) -> None:
