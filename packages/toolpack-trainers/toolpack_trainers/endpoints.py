@@ -13,21 +13,21 @@ class EpisodeEndpoint(FeatureEndpoint):
     """An endpoint of a trainer's protocol."""
 
     def status_of(self, error: Exception) -> int:
-        """Return the HTTP status of an error: 503 at most, so that clients don't take it for a bug of the server."""
+        """Return the HTTP status of an error. It is at most 503, so that clients don't suspect a bug in the server."""
         return min(super().status_of(error), UNAVAILABLE)
 
 
 class BodyEndpoint(EpisodeEndpoint):
-    """An endpoint with a body of its own form. A subclass implements `read` and `answer_to`."""
+    """An endpoint whose requests have a JSON body. A subclass implements `read` and `answer_to`."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         return await self.answer_to(await self.parsed(request, self.read), request)
 
     def read(self, content: Any) -> Any:
-        """Return a request's JSON in the form that `answer_to` takes. This method may run in a thread.
+        """Validate a request's JSON, and return it in the form that `answer_to` accepts. It can run in a thread.
 
         Raises:
-            HttpRefusedError: The JSON has another form.
+            HttpRefusedError: The JSON is invalid.
         """
         raise NotImplementedError
 

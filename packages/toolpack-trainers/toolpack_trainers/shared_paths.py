@@ -1,7 +1,7 @@
 """Endpoints of `/reset` and `/step`, which NeMo Gym and OpenEnv both have at the server's root.
 
-A request belongs to NeMo Gym if it has an episode's cookie, or the member `responses_create_params`, which OpenEnv
-refuses. Any other request belongs to OpenEnv.
+A request belongs to NeMo Gym if it carries an episode's cookie, or if its body contains the field
+`responses_create_params`, which OpenEnv refuses. Any other request belongs to OpenEnv.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from toolpack_trainers.openenv.endpoints import OpenEnvResetEndpoint, OpenEnvSte
 class SharedEndpoint(EpisodeEndpoint):
     """Passes a request to the endpoint of its protocol.
 
-    If only one of the two features is loaded, it gets all requests.
+    If only one of the two features is loaded, its endpoint receives all requests.
     """
 
     gym: type[BodyEndpoint]

@@ -1,8 +1,8 @@
-"""Episodes of tasks, shared by the protocols of trainers. Each protocol's feature only translates.
+"""Episodes of tasks, shared by all trainers' protocols. Each protocol's feature only translates its messages.
 
-An episode is a session. All operations on it are methods that its owner or its agent could call, too. No state is kept
-here that another worker or a restarted server would need. A protocol's id of an episode is a label of the session, and
-part of the `call_id` of its creation.
+An episode is a session. All operations on it are methods that its owner or its agent could also call. This module keeps
+no state that another worker or a restarted server would need. Each protocol identifies an episode by an id. The session
+carries this id as a label, and the `call_id` of its creation contains the id.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class EpisodeCallReusedError(CallIdReusedError):
-    """The id of a call was used for another call. The message has the client's id, without the label."""
+    """The id of a call was used for another call. The message contains the client's id, without the label."""
 
     def __init__(self, call: str) -> None:
         RequestError.__init__(
@@ -60,7 +60,7 @@ class EpisodeCallReusedError(CallIdReusedError):
 
 
 class TaskSpec(BaseModel):
-    """A trainer's specification of an episode."""
+    """A trainer's specification of an episode: its task and the options of its session."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,8 +77,8 @@ class TaskEpisode:
     Attributes:
         task: The task, as toolpack/name.
         labels: The session's labels.
-        rewards_each_call: Whether each call gets the reward so far.
-        max_calls: Number of calls after which the episode ends without an answer. None: no limit.
+        rewards_each_call: Whether the result of each call includes the reward so far.
+        max_calls: Number of calls after which the episode ends, even without an answer. None: no limit.
     """
 
     session_id: str
@@ -93,11 +93,11 @@ class PlayedCall:
     """The outcome of a call.
 
     Attributes:
-        result: The function's result, or the error text if the call failed or was refused.
+        result: The function's result, or the error message if the call failed or was refused.
         reason: Why the call was refused. None if a function ran.
         ended: Whether the episode ends with this call.
-        reward: The reward, or None if this call gets none.
-        metadata: The verdict, for the trainer only, if this call gets a reward.
+        reward: The reward that comes with this call, or None.
+        metadata: Parts of the verdict if a reward comes with this call. Only the trainer sees them, not the model.
     """
 
     result: Any
@@ -108,10 +108,10 @@ class PlayedCall:
 
 
 class TaskEpisodes:
-    """Operations of one protocol on the episodes and tasks of the server. Each protocol has a subclass.
+    """One protocol's operations on the server's episodes and tasks. Each protocol has a subclass.
 
     Attributes:
-        label: Name of the label that holds the protocol's id of an episode. It is also the prefix of call ids.
+        label: Name of the label that holds an episode's id in this protocol. It is also the prefix of call ids.
     """
 
     label: str
@@ -135,10 +135,11 @@ class TaskEpisodes:
     async def environment(self, caller: Caller, name: str | None, hint: str = "") -> str:
         """Return the toolpack of a request.
 
-        It is the toolpack of this name, else of the hint, else the only toolpack with tasks.
+        It is the toolpack that the name or else the hint names. Without both, it is the only toolpack with tasks.
 
         Raises:
-            HttpRefusedError: There is no toolpack of this name, or the request names none and there are several.
+            HttpRefusedError: No toolpack with tasks has this name, or the request names no toolpack although several
+                have tasks.
         """
         environments = await self.environments(caller)
         if name in environments:
@@ -194,9 +195,9 @@ class TaskEpisodes:
         return tasks[index]
 
     async def functions_of(self, caller: Caller, env: str) -> list[dict[str, Any]]:
-        """Return the functions of a toolpack, for requests without an episode.
+        """Return a toolpack's functions, for requests without an episode.
 
-        A function with the name of the answer's tool isn't offered.
+        A function with the same name as the tool that submits the answer isn't offered.
         """
         functions = (await self.app.invoke(caller, "list_functions", {}))["result"]
         return [function for function in functions if function["toolpack"] == env and function["name"] != ANSWER]
@@ -219,7 +220,7 @@ class TaskEpisodes:
 
         Args:
             labels: Labels of the session.
-            rewards_each_call: Whether each call gets a reward, if the specification doesn't say it.
+            rewards_each_call: Whether a reward comes with each call, unless the specification decides this.
             ttl: Time to live of the session after its last use, in seconds.
 
         Raises:
@@ -239,9 +240,9 @@ class TaskEpisodes:
         return await self._episode_of(caller, session)
 
     async def newest(self, caller: Caller, sid: str) -> TaskEpisode | None:
-        """Return the newest episode with a protocol's id, or None.
+        """Return the newest episode with this id in the protocol, or None.
 
-        A fork of an episode has its label, too, but isn't an episode.
+        A fork of an episode's session also carries the label, but isn't an episode.
         """
         params = {"labels": {self.label: sid}, "limit": PAGE, "order": "-created"}
         for listed in await self.app.invoke(caller, "list_sessions", params):
@@ -261,7 +262,7 @@ class TaskEpisodes:
         agent_task = self._prompts.get(task)
         if agent_task is None:
             agent_task = await self._as_agent(caller, session_id, "get_task")
-            if "name" not in agent_task:  # with participants, sessions may have different prompts, so don't cache them
+            if "name" not in agent_task:  # sessions with participants can have different prompts, so don't cache them
                 agent_task = {name: agent_task[name] for name in ("prompt", "max_calls") if name in agent_task}
                 self._prompts[task] = agent_task
         rewards_each_call = f"{self.label}-rewards" in labels
@@ -273,7 +274,7 @@ class TaskEpisodes:
         return agent_task
 
     async def functions(self, caller: Caller, episode: TaskEpisode) -> list[dict[str, Any]]:
-        """Return the functions of an episode. A function with the name of the answer's tool isn't offered."""
+        """Return an episode's functions, without a function that has the name of the tool that submits the answer."""
         functions = (await self._as_agent(caller, episode.session_id, "list_functions"))["result"]
         return [function for function in functions if function["name"] != ANSWER]
 
@@ -291,8 +292,8 @@ class TaskEpisodes:
 
         Args:
             arguments: The arguments, as the model wrote them.
-            call: The client's id of the call.
-            seconds: Time limit. It can only shorten the function's own.
+            call: The client's id for the call.
+            seconds: Time limit. It can only shorten the function's own time limit.
         """
         if tool == ANSWER:
             return await self._answer(caller, episode, arguments, call)
@@ -326,8 +327,8 @@ class TaskEpisodes:
     async def _is_end(self, caller: Caller, episode: TaskEpisode, call: str) -> bool:
         """Return whether the call or the answer with this id has ended an episode with `max_calls`.
 
-        The session's records decide this. So if an answer and a last call arrive together, exactly one of them gets the
-        reward, also when both are sent again.
+        The session's records decide this. So if an answer and a last call arrive at the same time, the reward comes
+        with exactly one of them, even when the client repeats both.
         """
         if episode.max_calls is None or not (await self.agent_task(caller, episode))["done"]:
             return False
@@ -347,7 +348,7 @@ class TaskEpisodes:
             after += len(records)
 
     async def _answer(self, caller: Caller, episode: TaskEpisode, arguments: Any, call: str) -> PlayedCall:
-        """Submit the answer, which gets the reward. A second answer gets none, even if it has the same text."""
+        """Submit the answer. The reward comes only with the first answer, even if a second answer is equal."""
         if type(arguments) is not dict:
             arguments, problem = await self.app.parser.arguments(arguments, caller.owner)
             if problem is not None:
@@ -373,7 +374,7 @@ class TaskEpisodes:
         return await self._with_reward(caller, episode, ANSWER_RECEIVED, ended=True)
 
     async def _with_reward(self, caller: Caller, episode: TaskEpisode, result: Any, *, ended: bool) -> PlayedCall:
-        """Return the outcome of a call, with the reward if the call ends the episode or if each call gets one."""
+        """Return a call's outcome. Add the reward if the call ends the episode, or if a reward comes with each call."""
         if not ended and not episode.rewards_each_call:
             return PlayedCall(result)
         verdict = await self.verdict(caller, episode, record=ended)
@@ -383,13 +384,13 @@ class TaskEpisodes:
         return PlayedCall(result, ended=ended, reward=reward, metadata=metadata)
 
     async def verdict(self, caller: Caller, episode: TaskEpisode, *, record: bool) -> dict[str, Any]:
-        """Evaluate an episode. If the verdict is to be recorded, other requests to the session wait for the record."""
+        """Evaluate an episode. With `record`, other requests to the session wait until the verdict is recorded."""
         params = {"session_id": episode.session_id, "record": record, "raise_on_error": False}
         verdict: dict[str, Any] = await self.app.invoke(caller, "evaluate_session", params)
         return verdict
 
     async def end(self, caller: Caller, episode: TaskEpisode) -> None:
-        """Record the verdict on an episode that ends without an answer. Do nothing if it is over already."""
+        """Record the verdict on an episode that ends without an answer. Do nothing if the episode is already over."""
         if not (await self.agent_task(caller, episode))["done"]:
             await self.verdict(caller, episode, record=True)
 
@@ -412,11 +413,11 @@ def read(kind: type[M], content: Any, what: str = "The body", status: int = 400)
         status: The HTTP status of the refusal.
 
     Raises:
-        HttpRefusedError: The JSON doesn't fit the model.
+        HttpRefusedError: The JSON doesn't match the model.
     """
     members = [field.alias or name for name, field in kind.model_fields.items()]
     if isinstance(content, dict) and len(content) > MAX_MEMBERS:
-        # A model that forbids other members creates an error for each of them, which takes time.
+        # A model that forbids other fields creates an error for each of them, which takes time.
         model_members = {name: content[name] for name in members if name in content}
         content = {**model_members, **dict(islice(content.items(), MAX_MEMBERS))}
     try:
@@ -442,7 +443,7 @@ def reason_of(error: Exception) -> str | None:
 
 
 def failure_text(error: Exception) -> str | None:
-    """Return the text of a failed call, as in its record, or None if the error isn't for the agent."""
+    """Return a failed call's error message, as its record contains it, or None if the error isn't for the agent."""
     if isinstance(error, CallFailedError):
         kind, message = error.failure.kind, error.failure.message or error.failure.kind
     elif isinstance(error, CallError | DeadlineError):

@@ -1,7 +1,8 @@
 """Command `toolpack-server tasks --harbor DIR`, which writes tasks as Harbor's folders.
 
-The agent must not see the solution and the secret of the verdict, so they never enter its container. The verifier has
-its own container, so an agent with a shell can't manipulate it. Existing folders are never overwritten.
+The agent must not see the solution or the secret that protects the verdict, so neither of them enters the agent's
+container. The verifier runs in its own container, so that an agent with a shell can't manipulate it. Existing folders
+are never overwritten.
 """
 
 import json
@@ -21,7 +22,7 @@ PAGE = 1000
 
 
 def _fill(template: str, **values: str) -> str:
-    """Return the text of a template, with its placeholders `{name}` replaced by values."""
+    """Return a template with its placeholders `{name}` replaced by values."""
     text = (_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)

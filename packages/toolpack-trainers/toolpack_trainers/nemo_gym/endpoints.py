@@ -1,8 +1,8 @@
 """Endpoints of a resources server for NeMo Gym 0.7.
 
-The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`, never with status 500. The
-agent of an episode calls a function by a POST to the path with the function's name, with the episode's cookie. Other
-endpoints take precedence.
+The endpoints only translate requests and responses; `episodes.py` implements the operations. The body of a refusal is
+`{"detail": …}`, and its status is never 500. An agent calls a function by a POST to `/FUNCTION` with its episode's
+cookie. If another endpoint has this path, that endpoint takes precedence.
 """
 
 import base64
@@ -34,7 +34,7 @@ MAX_CALLS = 1000  # max calls in a response of the model
 
 
 class SeedBody(BaseModel):
-    """The body that an environment server sends, with the episode's name. An agent sends only a row."""
+    """Body of /seed_session from an environment server, with the episode's name. An agent sends only a row."""
 
     resources_session_id: str = Field(min_length=1, max_length=MAX_ID)
     task_data: GymRow
@@ -89,10 +89,10 @@ class GymEndpoint(EpisodeEndpoint):
 
 
 class BeginEndpoint(GymEndpoint):
-    """Base class of the endpoints that begin an episode. Their answers set the episode's cookie."""
+    """Base class of the endpoints that begin an episode. Their responses set the episode's cookie."""
 
     def check_no_cookie(self, request: FeatureRequest) -> None:
-        """Refuse a request with an episode's cookie, because it comes from a model that called a tool of this name."""
+        """Refuse a request with an episode's cookie: it is a model's call of a tool that has the name of this path."""
         if self.cookie(request) is not None:
             raise HttpRefusedError(
                 403, f"An episode can't begin another one: send the request without the cookie {COOKIE}."
@@ -106,7 +106,7 @@ class BeginEndpoint(GymEndpoint):
 
 
 class SeedEndpoint(BeginEndpoint):
-    """Begins an episode for an agent or an environment server. Each of them has its own form of body and answer."""
+    """Begins an episode for an agent or an environment server, which send and expect different JSON."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         self.check_no_cookie(request)
@@ -128,7 +128,7 @@ class SeedEndpoint(BeginEndpoint):
 
 
 class GymResetEndpoint(BodyEndpoint, BeginEndpoint):
-    """Begins an episode for the Gymnasium agent. The prompt is in the row, so there is no observation."""
+    """Begins an episode for the Gymnasium agent. It returns no observation, because the row contains the prompt."""
 
     def read(self, content: Any) -> GymRow:
         return read(GymRow, _object(content))
@@ -141,14 +141,14 @@ class GymResetEndpoint(BodyEndpoint, BeginEndpoint):
 
 
 class StepBody(BaseModel):
-    """The members of a step that are used: the model's response, and an id that makes the step safe to repeat."""
+    """The fields of a step that the endpoint reads: the model's response, and an id for safe repeats of the step."""
 
     response: dict[str, Any]
     request_id: str | None = Field(None, alias="_ng_step_request_id", min_length=1, max_length=MAX_ID)
 
 
 class GymStepEndpoint(BodyEndpoint, GymEndpoint):
-    """Plays a response of the model for the Gymnasium agent: calls the functions, or takes the answer."""
+    """Plays a model's response for the Gymnasium agent: calls its functions, or submits its answer."""
 
     def read(self, content: Any) -> tuple[list[GymCall], str | None, str | None]:
         body = read(StepBody, _object(content))
@@ -168,7 +168,7 @@ def _calls(output: list[Any]) -> list[GymCall]:
 
 
 class VerifyEndpoint(GymEndpoint):
-    """Ends and evaluates an episode. The answer is the request's body with the reward added."""
+    """Ends and evaluates an episode. The response is the request's body with the reward added."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         content = await self.parsed(request, _object)
@@ -198,7 +198,7 @@ def _last_text(output: list[Any]) -> str | None:
 
 
 class CloseEndpoint(GymEndpoint):
-    """Ends an episode by its name. Episodes that an agent began have no name, and expire instead.
+    """Ends an episode by its name. An episode begun by an agent has no name, so it expires instead.
 
     An environment server sends the cookie of the episode that it closes. A model can request this path, too, so a
     request with an episode's cookie can't close another episode.
@@ -213,8 +213,8 @@ class CloseEndpoint(GymEndpoint):
 class FunctionEndpoint(GymEndpoint):
     """Calls the function with the name in the path.
 
-    The path of this endpoint matches any other path, too. So a request without an episode's cookie gets the answer that
-    it would get without this endpoint: 404 or 405.
+    The path of this endpoint matches any path. So a request without an episode's cookie gets the response that it would
+    get without this endpoint: 404 or 405.
     """
 
     verbs = None
@@ -245,7 +245,7 @@ class FunctionEndpoint(GymEndpoint):
 
 
 class MetricsEndpoint(GymEndpoint):
-    """Aggregates verifications: the mean reward of each task and of all tasks, without masked samples."""
+    """Aggregates verifications into the mean reward of each task and of all tasks. It leaves out masked samples."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         return JSONResponse(await self.parsed(request, _metrics))

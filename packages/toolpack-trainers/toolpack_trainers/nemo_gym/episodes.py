@@ -1,8 +1,8 @@
 """Episodes in NeMo Gym's terms: sessions with a task.
 
-All operations on an episode are methods that its owner or its agent could call, too. No state is kept here. If an
-environment server gives an episode an id, the id is a label of the session and part of the `call_id` of its creation.
-Agents send the session's id in a cookie.
+All operations on an episode are methods that its owner or its agent could also call. This module keeps no state. If an
+environment server gives an episode an id, the session gets the id as a label, and the `call_id` of its creation
+contains the id. Agents send the session's id in a cookie.
 """
 
 import json
@@ -38,7 +38,7 @@ TOOL_MEMBERS = ("description", "parameters")  # copied from a function's descrip
 
 
 class GymRow(BaseModel):
-    """The members of a dataset's row that specify an episode. Other members are ignored."""
+    """The fields of a dataset's row that specify an episode. Other fields are ignored."""
 
     task: str = Field(description="The task, as toolpack/name.")
     seed: str | None = None
@@ -60,9 +60,9 @@ class GymEpisodes:
         self._app = app
 
     async def rows(self, caller: Caller, toolpack: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield a dataset's row for each task of a toolpack: the prompt, and the functions as tools.
+        """Yield a dataset's row for each of a toolpack's tasks, with the prompt, and the functions as tools.
 
-        A tool has the name of the function in the task's sessions.
+        A tool's name is the name of the function in the task's sessions.
         """
         catalog = self._app.context.catalog
         functions = (await self._app.invoke(caller, "list_functions", {}))["result"]
@@ -88,10 +88,10 @@ class GymEpisodes:
             after = page[-1]["index"]
 
     async def seed(self, caller: Caller, row: GymRow, name: str | None) -> dict[str, Any]:
-        """Create the session of an episode. Return the existing one if an episode of this name is running.
+        """Create the session of an episode. If an episode with this name is running, return its session.
 
         Raises:
-            HttpRefusedError: The episode of this name has ended, or has another task.
+            HttpRefusedError: The episode with this name has ended, or has another task.
         """
         params: dict[str, Any] = {
             "labels": {LABEL: name or ""},
@@ -128,7 +128,7 @@ class GymEpisodes:
     async def step(
         self, caller: Caller, session_id: str, calls: list[GymCall], answer: str | None, request_id: str | None
     ) -> dict[str, Any]:
-        """Play a response of the model, and return the result of the step. A response without calls ends the episode.
+        """Play a model's response, and return the result of the step. A response without calls ends the episode.
 
         Args:
             answer: The model's last message, or None without one.
@@ -160,8 +160,8 @@ class GymEpisodes:
     async def verify(self, caller: Caller, session_id: str, answer: str | None) -> dict[str, Any]:
         """End an episode and return the result of its verification.
 
-        The episode ends in any case. A model can request this path, too, and must not learn the verdict on an episode
-        that continues.
+        The episode ends in any case, because a model can also request this path, and must not learn the verdict on an
+        episode that continues.
 
         Args:
             answer: The model's last message, or None without one.
@@ -170,7 +170,7 @@ class GymEpisodes:
             if answer is not None:
                 await self._submit(caller, session_id, answer)
             verdict = await self._verdict(caller, session_id)
-            if not verdict["valid"]:  # an invalid verdict may be unrecorded, so an answer ends the episode
+            if not verdict["valid"]:  # an invalid verdict might not be recorded, so an answer ends the episode
                 await self._submit(caller, session_id, "")
         except SessionNotFoundError as error:
             return _masked("session_lost", str(error))
@@ -181,10 +181,10 @@ class GymEpisodes:
         return {**_masked("verifier_error", str(failure.get("message", "")), str(failure.get("kind", ""))), **details}
 
     async def end(self, caller: Caller, name: str, session_id: str | None) -> None:
-        """End an episode, and evaluate it if it wasn't verified. If it doesn't exist, its name can't be used any more.
+        """End an episode, and evaluate it if it wasn't verified. If no episode has the name, reserve the name.
 
         Args:
-            session_id: The session of the request's cookie, or None if the caller sent the token without a cookie.
+            session_id: The session in the request's cookie, or None if the caller sent the token without a cookie.
 
         Raises:
             HttpRefusedError: The request has the cookie of another episode.
@@ -193,7 +193,7 @@ class GymEpisodes:
         episodes = [session for session in sessions if "parent" not in session and "task" in session]
         if session_id is not None and session_id not in {episode["session_id"] for episode in episodes}:
             raise HttpRefusedError(403, "An episode can't close another one: send the request without the cookie.")
-        if not episodes:  # an empty session takes the `call_id`, so that no episode of this name can begin later
+        if not episodes:  # an empty session uses the `call_id`, so that no episode with this name can begin later
             params = {"toolpacks": [], "labels": {LABEL: name}, "call_id": f"{LABEL}-{name}"}
             try:
                 await self._app.invoke(caller, "create_session", params)
@@ -214,7 +214,7 @@ class GymEpisodes:
             after += len(records)
 
     async def _submit(self, caller: Caller, session_id: str, answer: str) -> None:
-        # An earlier answer counts, and this one is ignored. An invalid answer is ignored, too.
+        # If an earlier answer exists, it counts, and this answer is ignored. An invalid answer is also ignored.
         with suppress(AnsweredError, TooLargeError, InvalidParamsError):
             await self._as_agent(caller, session_id, "submit_answer", answer=answer)
 
@@ -229,7 +229,7 @@ class GymEpisodes:
 
 
 def _step(reward: float, info: dict[str, Any], *, terminated: bool = False, truncated: bool = False) -> dict[str, Any]:
-    """Return the result of a step in the form of Gymnasium."""
+    """Return the result of a step in Gymnasium's form."""
     return {"observation": None, "reward": reward, "terminated": terminated, "truncated": truncated, "info": info}
 
 
@@ -238,9 +238,9 @@ def _over_message(name: str | None) -> str:
 
 
 def _masked(kind: str, reason: str, detail: str = "") -> dict[str, Any]:
-    """Return a masked verification, for episodes without a valid verdict.
+    """Return a masked verification, which excludes an episode without a valid verdict from the metrics.
 
-    The reward is 0, because the protocol requires one.
+    The reward is 0, because the protocol requires a reward.
     """
     reason = f"{detail}: {reason}" if detail else reason
     return {"reward": 0.0, "mask_sample": True, "failure_kind": kind, "failure_reason": reason}

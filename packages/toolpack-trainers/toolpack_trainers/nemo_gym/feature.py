@@ -12,7 +12,7 @@ _ENDPOINTS = "toolpack_trainers.nemo_gym.endpoints"
 class NemoGymFeature(Feature):
     name = "nemo_gym"
     needs = ("tasks",)
-    after = ("mcp", "openenv", "ors")  # their paths must not be taken for functions
+    after = ("mcp", "openenv", "ors")  # after these features, so that their paths aren't interpreted as functions
     services = (GymEpisodes,)
     about = "POST /seed_session, /verify and /{function}, or /reset and /step, play tasks for the agents of NeMo Gym."
     cookies = {

@@ -1,7 +1,8 @@
 """Endpoints of OpenEnv 0.10: HTTP, WebSockets, and task lists.
 
-The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`, or an `error` message on a
-WebSocket, which stays open. Connections have no state of their own, so another connection can continue any episode.
+The endpoints only translate requests and responses; `episodes.py` implements the operations. The body of a refusal is
+`{"detail": …}`. On a WebSocket, a refusal is an `error` message, and the WebSocket stays open. A connection holds no
+state of its own, so another connection can continue any episode.
 """
 
 import json
@@ -125,7 +126,7 @@ class OpenEnvMetadataEndpoint(OpenEnvEndpoint):
 
 
 class OpenEnvPathsEndpoint(OpenEnvEndpoint):
-    """Returns the paths as an OpenAPI document, which tells `openenv validate` which requests are possible."""
+    """Returns the paths as an OpenAPI document, from which `openenv validate` reads which requests are possible."""
 
     verbs = ("GET",)
 
@@ -164,7 +165,7 @@ class OpenEnvResetEndpoint(BodyEndpoint, OpenEnvEndpoint):
 
 
 class OpenEnvStepEndpoint(BodyEndpoint, OpenEnvEndpoint):
-    """Steps in an episode by its id. A `request_id` makes a step safe to repeat."""
+    """Runs a step in the episode with the given id. A `request_id` makes a step safe to repeat."""
 
     def read(self, content: Any) -> StepBody:
         return read_message(StepBody, content, "The body")
@@ -223,7 +224,7 @@ class OpenEnvTaskEndpoint(OpenEnvEndpoint):
 
 
 class OpenEnvTaskRangeEndpoint(OpenEnvEndpoint):
-    """Returns a slice of a split's tasks, with Python's meaning of `start` and `stop`."""
+    """Returns a slice of a split's tasks. `start` and `stop` have the same meaning as in Python."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         env, body = await self.task_env(request), await self.body(OpenEnvRangeBody, request)
@@ -232,7 +233,7 @@ class OpenEnvTaskRangeEndpoint(OpenEnvEndpoint):
 
 
 class OpenEnvSocket(OpenEnvEndpoint, FeatureSocket):
-    """Base class of the WebSockets. Each has a toolpack, and may have an OpenEnv session (`?session_id=`)."""
+    """Base class of the WebSockets. Each belongs to a toolpack and, with `?session_id=`, to an OpenEnv session."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -244,7 +245,7 @@ class OpenEnvSocket(OpenEnvEndpoint, FeatureSocket):
 
 
 class OpenEnvMcpEndpoint(OpenEnvSocket):
-    """MCP by POST or on a WebSocket. A request may name its session."""
+    """MCP by POST or on a WebSocket. A request can name its OpenEnv session."""
 
     verbs = ("GET", "POST")
 
@@ -265,10 +266,10 @@ class OpenEnvMcpEndpoint(OpenEnvSocket):
 
 
 class EpisodeSocket(OpenEnvSocket):
-    """A WebSocket that plays episodes one after the other. With `?session_id=` it plays those of an OpenEnv session.
+    """A WebSocket that plays episodes one after the other. With `?session_id=`, they belong to an OpenEnv session.
 
-    An episode doesn't end with the WebSocket. Another WebSocket can continue the episode: by a reset with the
-    episode's id, or with the same OpenEnv session.
+    An episode doesn't end when its WebSocket is closed. Another WebSocket can continue the episode by a reset with the
+    episode's id, or by using the same OpenEnv session.
     """
 
     async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
@@ -290,7 +291,7 @@ class EpisodeSocket(OpenEnvSocket):
         return None if reply is None else _text(reply)
 
     async def _reply(self, request: FeatureRequest, message: BaseModel, memory: dict[str, Any]) -> Any:
-        """Return the answer to a message. `memory` caches the current episode of this WebSocket."""
+        """Return the response to a message. `memory` caches this WebSocket's current episode."""
         caller, sid = request.caller, _query_id(request, "session_id")
         env = await self.env(request)
         episode: TaskEpisode | None = memory.get("episode")
@@ -327,7 +328,7 @@ class EpisodeSocket(OpenEnvSocket):
 
 
 def _read(content: Any) -> BaseModel | str:
-    """Return a client's message. If it is invalid, return the error to send, as text."""
+    """Return a client's message. If it is invalid, return the error to send, as a string."""
     kind = content.get("type") if isinstance(content, dict) else None
     if not isinstance(kind, str) or kind not in MESSAGES:
         problem = f"Unknown message type: {kind!r}"[:200]

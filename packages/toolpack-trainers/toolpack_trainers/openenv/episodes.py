@@ -1,8 +1,9 @@
-"""Episodes in OpenEnv's terms: the answers to reset, step and state. The rest is in `task_episodes`.
+"""Episodes in OpenEnv's terms, with the responses to reset, step and state. `task_episodes` implements the rest.
 
-An OpenEnv session is an id of a client. It exists before the first episode, and stays the same over several episodes.
-Here it is a label of the server's sessions. A client may continue an episode under another OpenEnv session. Labels
-can't be changed, so an alias is created: a session without toolpacks that has the new id and refers to the episode.
+An OpenEnv session is an id that a client uses for several episodes in turn, and that exists before the first episode.
+This server stores the id as a label of its own sessions. A client can continue an episode under another OpenEnv
+session, but labels can't be changed. So the server creates an *alias*: a session without toolpacks that carries the new
+id and refers to the episode's session.
 """
 
 import random
@@ -27,8 +28,8 @@ from toolpack_trainers.task_episodes import (
     messages_of,
 )
 
-EPISODE = "openenv-episode"  # label with the id of the episode
-PLAYS = "openenv-plays"  # label of an alias, with the id of the session that it refers to
+EPISODE = "openenv-episode"  # label that holds the episode's id
+PLAYS = "openenv-plays"  # label of an alias that holds the id of the session that the alias refers to
 ANSWER_TOOL = {"name": ANSWER, "description": ANSWER_DESCRIPTION, "input_schema": ANSWER_SCHEMA}
 NO_STATE = {"episode_id": None, "step_count": 0, "done": False, "reward": None, "task": None, "session_id": None}
 
@@ -68,10 +69,10 @@ class OpenEnvEpisodes(TaskEpisodes):
         task = data.task
         if task is None:
             index = data.index
-            if index is None:  # the same seed, or else the same episode id, draws the same task
+            if index is None:  # the same seed, or else the same episode id, selects the same task
                 draw_seed = str(episode_id if data.seed is None else data.seed)
                 index = random.Random(draw_seed).randrange(len(await self.tasks(caller, env, data.split)))  # noqa: S311
-                if self.app.settings.isolation != "process":  # without executors a session can't have the seed
+                if self.app.settings.isolation != "process":  # without executors a session can't use the seed
                     data = data.model_copy(update={"seed": None})
             task = (await self.task(caller, env, data.split, index))["task"]
         elif not task.startswith(f"{env}/"):
@@ -79,7 +80,9 @@ class OpenEnvEpisodes(TaskEpisodes):
         player, spec = sid or episode_id, data.spec(task)
         try:
             episode, agent_task = await self._begin(caller, episode_id, spec, player)
-        except HttpRefusedError:  # perhaps the episode began under another OpenEnv session, which is a label
+        except (
+            HttpRefusedError
+        ):  # the episode might have begun under another OpenEnv session, whose label it then carries
             first = await self._first_sid(caller, episode_id)
             if first is None or first == player:
                 raise
@@ -92,7 +95,7 @@ class OpenEnvEpisodes(TaskEpisodes):
             message["content"] if is_single else f"{message['role']}: {message['content']}" for message in prompt
         )
         metadata = {"episode_id": episode_id, "session_id": episode.session_id, "task": episode.task}
-        # Only an episode that was continued can be done.
+        # Only a continued episode can already be done.
         done = data.episode_id is not None and (await self.agent_task(caller, episode))["done"]
         return episode, _observation({"prompt": text, "messages": prompt}, done=done, metadata=metadata)
 
@@ -137,7 +140,7 @@ class OpenEnvEpisodes(TaskEpisodes):
         call_id: str | None,
         seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Run an action and return its observation. A repeated action with the same id runs nothing again."""
+        """Run an action and return its observation. If an action with the same id was run before, run nothing again."""
         name, arguments = ANSWER, {}
         if isinstance(action, CallTool):
             name, arguments = action.tool_name, action.arguments
@@ -160,7 +163,7 @@ class OpenEnvEpisodes(TaskEpisodes):
         call_id: str | None,
         seconds: float | None = None,
     ) -> PlayedCall:
-        """Call a tool. Without an id, the call gets a new one."""
+        """Call a tool. Without a `call_id`, the call gets a new id, so it can't be repeated safely."""
         return await self.call(caller, episode, name, arguments, call_id or uuid.uuid4().hex, seconds=seconds)
 
     async def tools(self, caller: Caller, env: str, episode: TaskEpisode | None) -> list[dict[str, Any]]:
@@ -197,7 +200,7 @@ def _observation(
 ) -> dict[str, Any]:
     """Return an observation in OpenEnv's form.
 
-    The metadata is beside the observation, so that clients don't show it to a model.
+    The metadata is placed beside the observation, so that clients don't show it to a model.
     """
     trainer_only = {"metadata": metadata} if metadata else {}
     return {"observation": {**content, "metadata": {}}, "reward": reward, "done": done, **trainer_only}

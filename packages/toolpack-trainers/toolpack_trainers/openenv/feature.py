@@ -16,7 +16,7 @@ class OpenEnvFeature(Feature):
     about = "The paths below /openenv/{toolpack}, such as its WebSocket /ws, play tasks for clients of OpenEnv."
     settings = OpenEnvSettings
     routes = {
-        # Also at the root, for servers with one toolpack that has tasks. The other paths belong to ORS and MCP there.
+        # Also at the root, for servers where one toolpack has tasks. The other root paths belong to ORS and MCP.
         **SHARED,
         f"{TOOLPACK}/reset": f"{_ENDPOINTS}:OpenEnvResetEndpoint",
         f"{TOOLPACK}/step": f"{_ENDPOINTS}:OpenEnvStepEndpoint",

@@ -1,7 +1,7 @@
 """OpenEnv's variant of MCP: tools over JSON-RPC, for clients that call tools without asking for rewards.
 
-A refused request is answered with a JSON-RPC error. A failed function is answered with a result that has the error
-text.
+If a request is refused, the response is a JSON-RPC error. If a function fails, the response is a result that contains
+the error message.
 """
 
 import json
@@ -71,7 +71,7 @@ class OpenEnvMcp:
         return {"jsonrpc": "2.0", "id": id_, "result": result}
 
     async def _create(self, _caller: Caller, _env: str, _params: OpenEnvShape, sid: str | None) -> dict[str, Any]:
-        """Return a new session id. Its episode begins with a reset."""
+        """Return a new session id. A later reset begins its episode."""
         return {"session_id": sid or uuid.uuid4().hex}
 
     async def _close(self, caller: Caller, _env: str, params: OpenEnvSessionParams, sid: str | None) -> dict[str, Any]:

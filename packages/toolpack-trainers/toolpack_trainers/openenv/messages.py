@@ -1,8 +1,8 @@
 """Messages of OpenEnv 0.10 clients: HTTP requests, WebSocket messages, and actions.
 
 The classes follow `openenv.core.env_server`, and also define details that it leaves open, such as the parameters of a
-reset. Unknown parameters are rejected, not ignored. The arguments and answers of a language model aren't validated
-here: errors in them become an observation, which the language model can react to.
+reset. Unknown parameters are rejected, not ignored. A language model's arguments and answers aren't validated here.
+Instead, an error in them becomes an observation, so that the language model can react to it.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -43,7 +43,7 @@ class ResetData(OpenEnvShape):
 
 
 class ActionMetadata(BaseModel):
-    """Metadata of an action. Other members are allowed and ignored."""
+    """Metadata of an action. Other fields are ignored."""
 
     call_id: Id | None = Field(None, description="An id that makes the action safe to repeat.")
 
@@ -76,7 +76,7 @@ class AnswerAction(OpenEnvAction):
 def _add_type(action: Any) -> Any:
     """Return an action with its type.
 
-    A tool call may omit the type, because it has a default in OpenEnv's own class.
+    A tool call can omit the type, because OpenEnv's own class has a default type.
     """
     return {"type": "call_tool", **action} if isinstance(action, dict) and "tool_name" in action else action
 
@@ -85,7 +85,7 @@ AnyAction = Annotated[ListTools | CallTool | AnswerAction, Field(discriminator="
 
 
 class StepBody(OpenEnvShape):
-    """A step over HTTP, in the episode that a reset has begun."""
+    """A step over HTTP, in an episode begun by a reset."""
 
     action: AnyAction
     episode_id: Id

@@ -1,7 +1,8 @@
 """Endpoints of the Open Reward Standard, for the `openreward` SDK 0.1.
 
-The endpoints only translate; `episodes.py` has the operations. A refusal is `{"detail": …}`. An overloaded, starting or
-stopping server answers 503, because clients retry after 503 but not after 500.
+The endpoints only translate requests and responses; `episodes.py` implements the operations. The body of a refusal is
+`{"detail": …}`. An overloaded, starting or stopping server responds with 503, because clients retry after 503 but not
+after 500.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from toolpack_trainers.task_episodes import ALL, TaskSpec, messages_of, read
 SIGN_SECONDS = 10.0  # between keep-alive comments; clients give up after 30 s of silence
 CHUNK = 32 * 1024  # max bytes of a result in one event; clients read lines of up to 128 KiB
 MAX_ID = 64
-SDK_SECRETS = {"api_key", "OPENREWARD_API_KEY"}  # secrets that the SDK sends by itself: copies of the token
+SDK_SECRETS = {"api_key", "OPENREWARD_API_KEY"}  # secrets that the SDK sends unasked; they are copies of the token
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -76,7 +77,7 @@ class NoBody(OrsBody):
 
 
 class OrsEndpoint(EpisodeEndpoint):
-    """Base class of ORS's endpoints. The token may be a bearer token, or in the header `X-API-Key` of the SDK."""
+    """Base class of ORS's endpoints. The token is a bearer token, or in the SDK's header `X-API-Key`."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway)
@@ -97,7 +98,7 @@ class OrsEndpoint(EpisodeEndpoint):
         return body
 
     async def env(self, request: FeatureRequest, name: str | None = None) -> str:
-        """Return the toolpack named before the path, or in the header with the SDK's name of the environment."""
+        """Return the toolpack named before the path, or in the header in which the SDK names the environment."""
         hint = request.headers.get("x-deployment", "").rpartition("/")[2]
         return await self.episodes.environment(request.caller, request.path.get("env", name), hint)
 
@@ -158,7 +159,7 @@ class NewIdEndpoint(OrsEndpoint):
 
 
 class DeleteSessionEndpoint(OrsEndpoint):
-    """Confirms the end of an id, which needs no action: `DeleteEndpoint` has ended the episode."""
+    """Confirms that an id is deleted. It does nothing, because `DeleteEndpoint` has already ended the episode."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         return JSONResponse({"sid": _episode_id(request)})
@@ -186,7 +187,7 @@ class PingEndpoint(OrsEndpoint):
 
 
 class DeleteEndpoint(OrsEndpoint):
-    """Ends an episode. It is evaluated if it has no answer, and can be inspected until it expires."""
+    """Ends an episode, and evaluates it if it has no answer. Its session can be inspected until it expires."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         sid = _episode_id(request)
@@ -232,7 +233,7 @@ class TaskEndpoint(OrsEndpoint):
 
 
 class TaskRangeEndpoint(OrsEndpoint):
-    """Returns a slice of a split's tasks, with Python's meaning of `start` and `stop`."""
+    """Returns a slice of a split's tasks. `start` and `stop` have the same meaning as in Python."""
 
     async def answer(self, request: FeatureRequest) -> Response:
         env, body = await self.env(request), await self.body(RangeBody, request)
@@ -282,7 +283,8 @@ class ScoreGroupEndpoint(OrsEndpoint):
 class CallEndpoint(OrsEndpoint):
     """Calls a tool, once per `task_id`.
 
-    The stream begins with the `task_id`. After a lost connection the client sends the `task_id` again, to resume.
+    The response is a stream that begins with the `task_id`. After a lost connection, the client sends the same
+    `task_id` again to resume.
     """
 
     async def answer(self, request: FeatureRequest) -> Response:
@@ -297,7 +299,8 @@ class CallEndpoint(OrsEndpoint):
     ) -> AsyncIterator[bytes]:
         """Yield the id before the call begins, keep-alive comments while it runs, and its result in pieces.
 
-        If the server is unavailable, the stream ends without a result: clients then resume, as after a lost connection.
+        If the server is unavailable, the stream ends without a result, so that clients resume, just as they would after
+        a lost connection.
         """
         yield _event("task_id", task_id)
         task = asyncio.ensure_future(work())
@@ -319,7 +322,7 @@ class CallEndpoint(OrsEndpoint):
 
 
 def _event(name: str, text: str) -> bytes:
-    """Return an event. Its data must be one line."""
+    """Return an event. Join the lines of its text, because an event's data must be one line."""
     return event(name, " ".join(text.splitlines()).encode())
 
 
@@ -330,7 +333,7 @@ async def _events(events: list[tuple[str, str]]) -> AsyncIterator[bytes]:
 
 def _pieces(result: Any) -> list[str]:
     """Split a result's JSON into pieces for events. No piece begins with a space, because clients would remove it."""
-    text = json.dumps(result, separators=(",", ":"))  # with spaces only inside strings, where they can be escaped
+    text = json.dumps(result, separators=(",", ":"))  # spaces occur only inside strings, where they can be escaped
     if len(text) <= CHUNK:
         return [text]
     pieces = [text[at : at + CHUNK] for at in range(0, len(text), CHUNK)]

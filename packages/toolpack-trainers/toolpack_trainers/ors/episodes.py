@@ -1,4 +1,4 @@
-"""Episodes in the terms of the Open Reward Standard. The rest is in `task_episodes`."""
+"""Episodes in the terms of the Open Reward Standard. `task_episodes` implements what all protocols share."""
 
 import json
 from typing import Any
@@ -43,10 +43,10 @@ class OrsEpisodes(TaskEpisodes):
         self._remember(caller, sid, episode)
 
     async def find(self, caller: Caller, sid: str) -> TaskEpisode:
-        """Return the episode with an id.
+        """Return the episode with this id.
 
         Raises:
-            HttpRefusedError: No episode has the id.
+            HttpRefusedError: No episode has this id.
         """
         cached = self._cache.get((caller.owner, sid))
         if cached is not None:
@@ -82,9 +82,9 @@ class OrsEpisodes(TaskEpisodes):
     async def output(
         self, caller: Caller, episode: TaskEpisode, tool: str, arguments: Any, task_id: str
     ) -> dict[str, Any]:
-        """Call a tool and return the protocol's answer.
+        """Call a tool and return the result in ORS's form.
 
-        A repeated request with the same `task_id` runs nothing again.
+        If a request with the same `task_id` was executed before, run nothing again.
         """
         played = await self.call(caller, episode, tool, arguments, task_id)
         if played.reason is not None:
@@ -103,12 +103,12 @@ def _not_found() -> HttpRefusedError:
 
 
 def block_of(text: str) -> dict[str, Any]:
-    """Return a text as a block."""
+    """Return a string as a text block."""
     return {"text": text, "detail": None, "type": "text"}
 
 
 def _blocks(result: Any) -> list[dict[str, Any]]:
-    """Return a result as blocks. Text and image blocks stay, a string becomes text, other values become JSON text."""
+    """Return a result as blocks. Keep text and image blocks. A string becomes a text block, another value its JSON."""
     if isinstance(result, str):
         return [block_of(result)]
     if isinstance(result, list) and result and all(map(_is_content, result)):
@@ -122,14 +122,14 @@ def _blocks(result: Any) -> list[dict[str, Any]]:
 
 
 def _is_content(block: Any) -> bool:
-    """Return whether a value is a text or an image in the form of MCP."""
+    """Return whether a value is a text block or an image block in MCP's form."""
     texts = {"text": ("text",), "image": ("data", "mimeType")}
     kind = block.get("type") if isinstance(block, dict) else None
     return isinstance(kind, str) and kind in texts and all(isinstance(block.get(name), str) for name in texts[kind])
 
 
 def _tools(functions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return functions and the tool for the answer as the list of tools."""
+    """Return the list of tools: the functions, and the tool that submits the answer."""
     tools = [
         {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
         for function in functions
