@@ -59,9 +59,9 @@ COLLECTIONS = {
 }
 HEAD = """# Audits
 
-This page has the results of [`audit`](tasks.md#audit) for the bundled and ported tasks. `audit` plays wrong attempts at
-a task. If one of them passes, the task has a fault or a weakness. A task without findings isn't proven sound, because
-another wrong attempt may pass.
+This page lists the results of [`audit`](tasks.md#audit) for the bundled and ported tasks. `audit` plays wrong attempts
+at a task. If one of them passes, the task has a fault or a weakness. A task without findings isn't proven sound,
+because another wrong attempt might pass.
 
 This table has one row per toolpack. `python -m tools.audits` writes this page, with the commands below. *Processor
 seconds* are the time of all processes of a command, including its start and the processes with four hash seeds. The
@@ -69,11 +69,11 @@ machine was busy with other work, which increases this time.
 """
 LEGEND = f"""\
 For each collection, the first table counts the [kinds of findings](tasks.md#audit), and the second table lists the
-faults. *Attempt* has the calls, as parameters of `run_function`, and the answer. An attempt of more than {MAX_ATTEMPT}
-characters is cut. Weaknesses may be intended, so they are only counted."""
+faults. The column *attempt* contains the calls, as parameters of `run_function`, and the answer. An attempt of more
+than {MAX_ATTEMPT} characters is cut. Weaknesses might be intended, so they are only counted."""
 SAMPLE_NOTE = """\
-Only a sample of the tasks was audited, chosen by the last digits of their numbers. The first table of this page has
-the size of the sample. Without `--task`, a command audits all tasks.
+Only a sample of the tasks was audited, chosen by the last digits of their numbers. The first table of this page
+shows how many. Without `--task`, a command audits all tasks.
 """
 
 
