@@ -1,8 +1,8 @@
 """Batcher: handles all waiting requests of one sort together, for example requests for new sessions.
 
-One transaction for many requests is faster than many transactions. A request never waits for further requests: as soon
-as a thread is free, it takes all waiting requests, up to a maximum. If the batch is refused, each request is handled
-alone, so that no request fails because of another.
+One transaction for many requests is faster than many transactions. A request never waits for further requests, because
+a free thread at once takes all waiting requests, up to a maximum. If the batch is refused, each request is handled
+alone, so that no request fails because of another request.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from toolpack_server.base.errors import DeadlineError
 from toolpack_server.engine.jobs import ThreadJob
 
-BATCH_MAX = 256  # requests in one batch
+BATCH_MAX = 256  # maximum number of requests in one batch
 
 R = TypeVar("R")
 
@@ -23,9 +23,10 @@ class Batcher(Generic[R]):
 
     Args:
         submit: Runs a job on a thread.
-        work: Handles requests in a thread and returns their answers in order. An answer that is an exception refuses
-            its request. If `work` raises, all requests are refused.
-        effect_text: The end of the error after a missed deadline. It says whether the requests may have taken effect.
+        work: Handles requests in a thread and returns their answers in order. To refuse a request, it returns an
+            exception as the answer. To refuse all requests, it raises the exception.
+        effect_text: The end of the error message after a missed deadline, which says whether the requests might have
+            taken effect.
     """
 
     def __init__(
@@ -40,10 +41,10 @@ class Batcher(Generic[R]):
         self.timeout_seconds = timeout_seconds
         self.effect_text = effect_text
         self._waiting: deque[_Waiter] = deque()
-        self._is_scheduled = False  # a job was submitted that will take the waiting requests
+        self._is_scheduled = False  # True: a submitted job will take the waiting requests
 
     def do(self, request: R) -> asyncio.Future[Any]:
-        """Submit a request, and return the future of its answer."""
+        """Submit a request, and return a future for its answer."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         self._schedule()
@@ -66,22 +67,23 @@ class Batcher(Generic[R]):
 
     def _take(self, batch: "_BatchJob") -> None:
         """Move the waiting requests to a batch, up to the maximum."""
-        # Before the loop: a request that the loop misses, because it arrives only now, must schedule another batch.
+        # Reset the flag before the loop: a request that arrives too late for the loop must schedule another batch.
         self._is_scheduled = False
         while self._waiting and len(batch.waiters) < BATCH_MAX:
             batch.waiters.append(self._waiting.popleft())
 
     def answer(self, batch: "_BatchJob") -> None:
-        """Answer the requests of a batch. Call this on the event loop."""
+        """Answer the requests in a batch. Call this on the event loop."""
         if not batch.waiters:  # the job was refused before it started
             self._take(batch)
         answers = batch.answer if batch.error is None else [batch.error] * len(batch.waiters)
         for waiter, answer in zip(batch.waiters, answers, strict=True):
             _, future = waiter
             if not isinstance(answer, Exception):
-                if not future.done():  # done: the caller has cancelled it
+                if not future.done():  # it is done if the caller has cancelled it
                     future.set_result(answer)
-            # A missed deadline isn't retried: the caller has waited long enough, and the batch may have taken effect.
+            # Don't retry after a missed deadline: the caller has waited long enough, and the batch might have taken
+            # effect.
             elif len(batch.waiters) > 1 and not isinstance(answer, DeadlineError):
                 self._submit(_BatchJob(self, self._do, waiter))
             elif not future.done():
@@ -89,11 +91,11 @@ class Batcher(Generic[R]):
 
 
 _Waiter = tuple[Any, asyncio.Future[Any]]
-"""A request and the future of its answer."""
+"""A request, and the future for its answer."""
 
 
 class _BatchJob(ThreadJob):
-    """Job that handles a batch: the requests that wait when it starts, or the given one alone."""
+    """Job that handles a batch: the requests that are waiting when it starts, or a single request to retry."""
 
     def __init__(self, batcher: Batcher[Any], work: Callable[["_BatchJob"], Sequence[Any]], *waiters: _Waiter) -> None:
         super().__init__(lambda: work(self), batcher.timeout_seconds, effect_text=batcher.effect_text)

@@ -1,7 +1,7 @@
 """Committer: writes the changes of several operations to the store in one transaction.
 
-If the store refuses a commit, or its outcome is unknown, the session's state becomes invalid. Then no operation that
-built on that state is committed or acknowledged.
+If the store refuses a commit, or if the commit's outcome is unknown, the session's state becomes invalid. After that,
+no operation that built on this state is committed or acknowledged.
 """
 
 import time
@@ -13,13 +13,13 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.engine.state import CLOSED, SessionState
 from toolpack_server.stores.base import Commit, SessionStore
 
-TRIM_EVERY = 64  # records of a session between two trims of its history; a trim costs a query
+TRIM_EVERY = 64  # number of a session's records between two trims of its history, because each trim costs a query
 
 REFUSED = "Another worker has taken over the session; nothing was changed. Retry the call with the same call_id."
 UNKNOWN = "It is unknown whether the call was stored. Retry it with the same call_id, or look for it in the trace."
 
 Measure = Callable[[float, Sequence[Commit]], None]
-"""Callback with the duration of a transaction in seconds, and its commits."""
+"""Callback after a transaction, which receives its duration in seconds and its commits."""
 
 
 class Committer:
@@ -31,12 +31,12 @@ class Committer:
         self._measure = measure
 
     def commit(self, changes: Sequence[tuple[SessionState, Commit]]) -> Sequence[bool]:
-        """Commit changes of sessions in order, and make the states of refused changes invalid.
+        """Commit changes to sessions in order. If a change is refused, make its session's state invalid.
 
-        Now and then, this also trims the history of a session, at a fixed number of records or bytes.
+        After a fixed number of records or bytes, this also trims a session's history, which deletes old versions.
 
         Returns:
-            For each change, whether it is in the store.
+            For each change, whether it was stored.
         """
         _, commits = zip(*changes, strict=True)
         stored, refusal = self._commit(commits)
@@ -49,7 +49,7 @@ class Committer:
         return stored
 
     def _commit(self, commits: Sequence[Commit]) -> tuple[Sequence[bool], str]:
-        """Commit. Return for each commit whether it was stored, and the error message for commits that weren't."""
+        """Write commits. Return whether each commit was stored, and the error message for commits that weren't."""
         began = time.perf_counter()
         try:
             return self._store.commit(commits), REFUSED
@@ -65,7 +65,7 @@ class Committer:
         """Return whether a session was closed, which explains why its commit was refused."""
         try:
             return self._store.get(session_id) is None
-        except Exception:  # noqa: BLE001 - unknown: report the refused commit instead
+        except Exception:  # noqa: BLE001 - the cause stays unknown, so the caller reports only the refused commit
             return False
 
     def _trim(self, session_id: str) -> None:

@@ -1,20 +1,21 @@
 """Interruption of a function that has missed its deadline.
 
 The interpreter can raise an exception in another thread (`PyThreadState_SetAsyncExc`), between any two instructions of
-that thread. In the wrong place the exception would leave a lock held or a transaction open. From Python 3.14 on, even
-the end of a `with` statement may leave its lock held (cpython issue 148874).
+this thread. In the wrong place, the exception would leave a lock held or a transaction open. From Python 3.14 on, even
+the end of a `with` statement can leave its lock held (cpython issue 148874).
 
-So the exception is raised only while the function itself runs, and this module takes no lock. The function's thread and
-the interrupter race for one token: `list.pop` gives it to exactly one of them. Server code that a function calls, for
-example to load files, also holds the token while it runs (`base/uninterruptible`).
+So the exception is raised only while the function itself runs, and this module uses no lock. The function's thread and
+the interrupter's thread compete for one token: `list.pop` returns the token to exactly one of them. Server code that a
+function calls, for example to load files, also holds the token while it runs (`base/uninterruptible`).
 
-    function's thread            interrupter's thread        outcome
+    function's thread              interrupter's thread               outcome
     enter: puts the token
     runs the function
-    exit: takes the token        finds no token              the function has ended; nothing is raised
-    or: still in the function    takes it, raises            the exception ends the function
-    or: exit finds no token      has taken it, is raising    exit waits for the interrupter, cancels an exception that
-                                                             is still pending, and raises `Interrupted` itself
+    exit: takes the token          finds no token                     the function has ended; nothing is raised
+    or: still in the function      takes the token, raises            the exception ends the function
+    or: exit finds no token        has the token, is about to raise   exit waits for the interrupter, cancels an
+                                                                      exception that is still pending, and raises
+                                                                      `Interrupted` itself
 
 After a block, no exception is pending for its thread. A thread that holds one of the server's locks, a store's
 connection or a working copy also holds the token, so it can't be interrupted.
@@ -31,17 +32,17 @@ from toolpack_server.base.errors import Interrupted
 from toolpack_server.base.uninterruptible import InterruptTarget, uninterruptible
 from toolpack_server.functions.coroutines import wake_loop
 
-_WAIT_SECONDS = 0.0005  # between two checks whether the interrupter has raised its exception, which takes microseconds
+_WAIT_SECONDS = 0.0005  # time between two checks whether the interrupter has raised, which takes it microseconds
 
 
-# A separate function object, because other libraries may set other argument types on `ctypes.pythonapi`'s.
+# A separate function object, because other libraries might set argument types on the object in `ctypes.pythonapi`.
 _set_exception = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(
     ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
 )
 
 
 class _PendingReplaced(BaseException):
-    """Replaces a pending exception, and is caught at once."""
+    """Exception that replaces a pending `Interrupted`, and is caught at once."""
 
 
 def raise_in(thread: int, exception: type[BaseException]) -> None:
@@ -50,11 +51,11 @@ def raise_in(thread: int, exception: type[BaseException]) -> None:
 
 
 def _cancel_pending() -> None:
-    """Cancel an exception that may still be pending for this thread.
+    """Cancel an exception that might still be pending for this thread.
 
-    Another exception replaces the pending one, and is raised and caught here. Clearing the pending exception isn't
-    enough: the interpreter would check all threads for it for ever. In Python 3.11, a profiled or traced thread would
-    then do nothing but check.
+    Another exception replaces the pending exception, and is raised and caught here. Clearing the pending exception
+    isn't enough, because the interpreter would forever check all threads for it. In Python 3.11, a profiled or traced
+    thread would then do nothing else.
     """
     with suppress(_PendingReplaced):
         _set_exception(threading.get_ident(), _PendingReplaced)
@@ -63,10 +64,10 @@ def _cancel_pending() -> None:
 
 
 class Interruptible(InterruptTarget):
-    """Context manager of one thread. Another thread can interrupt the code in its `with` block.
+    """Context manager for code on one thread that another thread can interrupt.
 
-    After an interruption, all later blocks raise at their start, because the thread must end. A block runs a function,
-    or waits: `with interruptible.waiting(end): ...`.
+    After an interruption, all later blocks raise at their start, because the thread must exit. A block runs a function,
+    or waits for an event: `with interruptible.waiting(end): ...`.
     """
 
     def __init__(self) -> None:
@@ -76,10 +77,10 @@ class Interruptible(InterruptTarget):
         self._end: Callable[[], None] | None = None
 
     def waiting(self, end: Callable[[], None]) -> Self:
-        """Make the next block a wait. The interrupter then ends the wait instead of raising an exception in it.
+        """Make the next block a wait, which the interrupter ends by calling `end` instead of raising an exception.
 
         Args:
-            end: Ends the wait. The interrupter calls it from its own thread, so it must be fast.
+            end: Function that ends the wait. The interrupter calls it on its own thread, so it must be fast.
         """
         self._end = end
         return self
@@ -87,7 +88,7 @@ class Interruptible(InterruptTarget):
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
         uninterruptible.block = self
-        self.token.append(None)  # last: from here on, the interrupter may raise its exception
+        self.token.append(None)  # last, because from here on the interrupter can raise its exception
         if self.interrupted:  # interrupted before this block
             self.__exit__()
 
@@ -103,14 +104,14 @@ class Interruptible(InterruptTarget):
             raise Interrupted
 
     def await_exception(self) -> None:
-        """Wait until the interrupter has set its exception, then cancel it, so that later code doesn't raise it."""
-        # The interrupter has the token. Its exception may be pending, or the function may have swallowed it.
+        """Wait until the interrupter has raised its exception, then cancel it, so that it can't reach later code."""
+        # The interrupter has the token. Its exception might be pending, or the function might have swallowed it.
         while not self._raised:
             time.sleep(_WAIT_SECONDS)
         _cancel_pending()
 
     def interrupt(self) -> None:
-        """Interrupt the block if it is running, and every later block at its start."""
+        """Interrupt the block if it is running. Every later block raises `Interrupted` at its start."""
         self.interrupted = True
         try:
             self.token.pop()
@@ -126,9 +127,9 @@ class Interruptible(InterruptTarget):
 
 
 class InterruptibleThread(InterruptTarget):
-    """Interrupt target for the thread of an event loop. Another thread can interrupt one step of the loop.
+    """Interrupt target for the thread of an event loop. Another thread can interrupt a single step of the loop.
 
-    The token is in its list all the time, except while an interrupter or server code has it.
+    The token is always in its list, except while an interrupter or server code holds it.
     """
 
     def __init__(self) -> None:
@@ -137,13 +138,13 @@ class InterruptibleThread(InterruptTarget):
 
     def await_exception(self) -> None:
         """Wait until the interrupter has put the token back, and take the token."""
-        while True:  # an exception of the interrupter is raised during this wait
+        while True:  # if the interrupter raises its exception, this thread gets it during this wait
             time.sleep(_WAIT_SECONDS)
             with suppress(IndexError):
                 return self.token.pop()
 
     def interrupt(self, thread: int, is_running: Callable[[], bool]) -> None:
-        """Raise `Interrupted` in the thread if the step is running, unless it is running server code.
+        """Raise `Interrupted` in a thread if the step is running, unless the step is in server code.
 
         Args:
             is_running: Returns whether the step is running.

@@ -1,7 +1,7 @@
 """Jobs: work that a thread does while a caller awaits the answer, such as an operation on a session.
 
-`run` only stores the result of the work, and `complete` makes that result the answer. A job is completed once. So if
-its deadline has passed, a thread that still runs it can't change the answer.
+`run` only stores the result of the work, and `complete` turns this result into the answer. A job is completed only
+once. So after a missed deadline, a thread that still runs the job can't change the answer.
 """
 
 import asyncio
@@ -38,15 +38,18 @@ class StartClock(Protocol):
     """Function that sets the deadline of the running job.
 
     Args:
-        seconds: Time from now to the deadline.
-        stuck_after: Time from now until a thread that still runs the job counts as stuck.
+        seconds: Seconds from now to the deadline.
+        stuck_after: Seconds from now after which a thread that still runs the job counts as stuck.
     """
 
     def __call__(self, seconds: float, stuck_after: float = ...) -> None: ...
 
 
 class OperationTracer(Protocol):
-    """Receiver of the stages of an operation. Its methods are called from any thread and must be fast."""
+    """Observer that is notified of the stages of an operation.
+
+    Its methods are called from any thread and must be fast.
+    """
 
     def runs(self) -> None:
         """Handle the start of the operation. Called in the operation's `contextvars` context."""
@@ -59,41 +62,43 @@ class OperationTracer(Protocol):
 
 
 class Operation(Protocol):
-    """Work in a session, which runs in the session's order of operations."""
+    """Work in a session. The operations of one session run in their order of arrival."""
 
     session_id: str
-    owner: str  # the owner that the session must have
-    kind: str  # operations of one kind take about the same time
-    lane: LaneName  # limits the operation unless its kind is known to be quick
-    after_commits: bool  # start after the commits of earlier operations, because this one reads the store
-    # The caller has cancelled it. It then changes nothing and leaves no record, unless it is already committed.
+    owner: str  # the operation is refused if the session has another owner
+    kind: str  # label that groups operations of similar duration, used to predict whether the next one is quick
+    lane: LaneName  # the lane that limits the operation, unless its kind is known to be quick
+    after_commits: bool  # start only after the commits of earlier operations, because this operation reads the store
+    # The caller has cancelled the operation, so it must change nothing and leave no record, unless it is committed.
     cancelled: bool
 
     @property
     def trace(self) -> OperationTracer | None:
-        """The receiver of the operation's stages, if any."""
+        """The observer of the operation's stages, if any."""
 
     def steps(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
-        """Run the operation in threads; may block.
+        """Run the operation on a thread. The steps can block.
 
         Raises:
             RequestError: The operation is refused. Nothing has changed.
         """
 
     def on_timeout(self, state: SessionState) -> Effect:
-        """Return the effect of a missed deadline. `steps` may still be running. Must be fast: called under a lock.
+        """Return the effect of a missed deadline, while `steps` might still be running.
+
+        Called under a lock, so it must be fast.
 
         Raises:
-            RequestError: The answer to the caller, without any effect.
+            RequestError: The missed deadline has no effect, and this error is the answer to the caller.
         """
 
     def link_timeout_error(self, error: Exception | None) -> Exception:
-        """Return the caller's error if an operation that had to run before this one missed its deadline.
+        """Return the error for the caller, after an operation that had to run before this one missed its deadline.
 
-        Both are links of one chain; see `SessionJob`. Must be fast, as `on_timeout`.
+        The two operations are links of one chain; see `SessionJob`. Like `on_timeout`, this must be fast.
 
         Args:
-            error: The error of the other operation; None if that operation has a record of it.
+            error: The error of the earlier operation. None: that operation has recorded its missed deadline.
         """
 
     def ended_unheard(self) -> None:
@@ -101,32 +106,33 @@ class Operation(Protocol):
 
 
 class Job:
-    """Work on a thread, with an optional deadline and the future of its answer.
+    """Work on a thread, with an optional deadline and a future for its answer.
 
     Create a job on the event loop of its caller. The package's docstring describes the states of a job.
     """
 
-    # The lane that limits the job unless its kind is known to be quick. None: the job is always quick.
+    # The lane that limits the job, unless its kind is known to be quick. None: the job is always quick.
     lane: LaneName | None = None
-    kind: str = ""  # jobs of one kind take about the same time
+    kind: str = ""  # label that groups jobs of similar duration, used to predict whether the next one is quick
     owner: str = ""
-    in_lane: bool = False  # the job uses or has used capacity of its lane, or waits for it
+    in_lane: bool = False  # the job uses a slot of its lane, has used one, or waits for one
     deadline: float | None = None  # on the monotonic clock; None: not set yet
-    # Time on the monotonic clock. A thread that still runs the job after it counts as stuck.
+    # Time on the monotonic clock after which a thread that still runs the job counts as stuck.
     stuck_from: float = float("inf")
-    awaiting: Awaiting | None = None  # the coroutine that must end before the job goes on
-    call: SharedCall | None = None  # the coroutine's call on a shared loop, if it was given to one
-    # When the coroutine was given to the loop; after its end, when it ended. On the monotonic clock; 0: not awaited.
+    awaiting: Awaiting | None = None  # the coroutine that must end before the job can continue
+    call: SharedCall | None = None  # the coroutine's call on a shared loop; None: no loop has received the coroutine
+    # Before the coroutine's end: the time when the loop received it. After its end: the time of the end. On the
+    # monotonic clock; 0: the job has awaited no coroutine.
     coroutine_time: float = 0.0
     awaited_seconds: float = 0.0  # duration of the coroutine on the loop
-    held_up: bool = False  # another call blocks the coroutine's loop, so that loop was abandoned
-    waits_for = "a thread"  # for the error message of a job that waited too long
-    left_behind: bool = False  # the job has missed its deadline and still runs
+    held_up: bool = False  # the coroutine's loop was abandoned, because another call blocks it
+    waits_for = "a thread"  # object of the wait, for the error message of a job that waited too long
+    left_behind: bool = False  # the job has missed its deadline but is still running
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
-        self.context = Context()  # all steps of the job run in it, without the context variables of other jobs
+        self.context = Context()  # all steps of the job run in this context, apart from the variables of other jobs
         self.arrived = time.monotonic()
         self.answer: Any = None
         self.error: Exception | None = None
@@ -139,7 +145,8 @@ class Job:
     def is_over(self, now: float) -> bool:
         """Return whether a running job has missed its deadline or was cancelled.
 
-        Return False as long as the job has no deadline, even if it was cancelled: `start_clock` checks that itself.
+        Return False as long as the job has no deadline, even if it was cancelled, because `start_clock` checks for
+        that.
         """
         return self.deadline is not None and (now > self.deadline or self.is_cancelled())
 
@@ -152,24 +159,24 @@ class Job:
         """Do the work and store its result. Called on the job's thread, without a lock."""
         try:
             self.returned = self.context.run(self.work)
-        except Interrupted:  # the interrupter has completed the job; this thread must end
+        except Interrupted:  # the watcher has completed the job, so this thread must exit
             raise
         except (RequestError, CallError, HeavyReadError, RpcRefusedError) as error:
             self._raised = without_frames(error)
         except MissingBlobError as missing:
             try:
                 self._raised = without_frames(self.why_missing(missing))
-            except RequestError as error:  # `why_missing` reads the store, which may refuse
+            except RequestError as error:  # `why_missing` reads the store, which might be unavailable
                 self._raised = without_frames(error)
-        except BaseException:  # SystemExit, too, which must not end the thread
+        except BaseException:  # also SystemExit, which must not end the thread
             log.exception("A request failed")
             self._raised = InternalError()
 
     def work(self) -> Any:
-        """Do the work, and return its result. May block and raise.
+        """Do the work, and return its result. This can block and raise.
 
-        To wait for a coroutine, set `awaiting` and return. When the coroutine has ended, `work` is called again, and
-        `call` has the coroutine's result.
+        To wait for a coroutine, the method sets `awaiting` and returns. When the coroutine has ended, `work` is called
+        again, and `call` contains the coroutine's result.
         """
         raise NotImplementedError
 
@@ -181,15 +188,15 @@ class Job:
         """Close the coroutine and the remaining steps of an abandoned job."""
 
     def why_missing(self, missing: MissingBlobError) -> RequestError:  # noqa: ARG002 - a subclass uses it
-        """Return the error for missing blobs. May access the store."""
+        """Return the error for missing blobs. This can access the store to find the cause."""
         return StateDamagedError(
             "A snapshot of the session is missing from the store: restore it, or reset the session."
         )
 
     def complete(self, *, timed_out: bool) -> bool:
-        """Make the result of `run` the answer. Return whether the job is done; if not, it is submitted again later.
+        """Turn the result of `run` into the answer. Return False if the job isn't done, but will be submitted again.
 
-        Called once for each run, under the lock. Must be fast and must not raise.
+        Called once for each run, under the lock, so it must be fast and must not raise.
 
         Args:
             timed_out: Ignore the result of `run`, which may still be running.
@@ -197,7 +204,7 @@ class Job:
         raise NotImplementedError
 
     def ended(self) -> None:
-        """Handle the end of work that went on after the deadline. Called under the lock; must be fast."""
+        """Handle the end of work that continued after the deadline. Called under the lock, so it must be fast."""
 
     def ended_unheard(self) -> None:
         """Handle the end of a job whose caller has stopped waiting. Called on the event loop."""
@@ -220,7 +227,7 @@ class Job:
 
 def deliver(jobs: Sequence[Job]) -> None:
     """Answer the callers of jobs on their event loops. Callable from any thread."""
-    # One wake-up for each event loop, because each is a system call.
+    # Wake each event loop only once, because each wake-up is a system call.
     by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in jobs:
         by_loop.setdefault(job.loop, []).append(job)
@@ -238,10 +245,10 @@ def deliver_here(jobs: Sequence[Job]) -> None:
 
 
 def deadline_error(thread: int, seconds: float, effect_text: str = NOTHING_CHANGED) -> DeadlineError:
-    """Return the error of a missed deadline, with the label of the code that the thread was running.
+    """Return the error for a missed deadline, with the label of the code that the thread was running.
 
     Args:
-        effect_text: The end of the message. It says whether the work may have taken effect.
+        effect_text: The end of the message, which says whether the work might have taken effect.
     """
     label = label_of(thread) or "The request"
     return DeadlineError(f"{label} took longer than {seconds:g} s and was given up; {effect_text}.")
@@ -251,7 +258,8 @@ class ThreadJob(Job):
     """Work on the store or on an environment, outside of the sessions' queues.
 
     Args:
-        effect_text: The end of the error after a missed deadline. It says whether the work may have taken effect.
+        effect_text: The end of the error message after a missed deadline, which says whether the work might have taken
+            effect.
     """
 
     def __init__(
@@ -272,17 +280,19 @@ class ThreadJob(Job):
 
     def work(self) -> Any:
         self._thread = threading.get_ident()
-        # A job without a lane only accesses the store. Its thread never counts as stuck, because the store is slow.
+        # A job without a lane only accesses the store. Its thread never counts as stuck, because then the store is
+        # slow.
         self.start_clock(self._timeout_seconds, self._timeout_seconds if self.lane else float("inf"))
         return self._work()
 
     def begin_change(self, effect_text: str) -> None:
-        """Set the text for a deadline that is missed from here on. The work calls this before it changes anything.
+        """Replace `effect_text` for a deadline missed from now on. The work calls this before its first change.
 
         Raises:
-            DeadlineError: The deadline was missed already, and the caller's error has the earlier text.
+            DeadlineError: The deadline has already passed, so the caller was told the earlier text.
         """
-        # Before the check: if the watcher has still read the old text, the deadline has passed, and the check raises.
+        # Set the text before the check: if the watcher still reads the old text, the deadline has passed, so the check
+        # raises, and the work changes nothing.
         self._effect_text = effect_text
         if self.is_over(time.monotonic()):
             raise deadline_error(self._thread, self._timeout_seconds, effect_text)

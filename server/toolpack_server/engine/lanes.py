@@ -1,21 +1,21 @@
 """Lanes: limits on the number of slow jobs of one sort that run at once, with queues of the waiting jobs.
 
-No owner takes more than its share of a lane's slots, and owners take turns. So an owner that submits many jobs delays
-only its own jobs. Within an owner's share, kinds of jobs take turns, too. A lane may have a reserve of slots for kinds
-that aren't known to wait, so that these kinds don't queue behind jobs that wait for something, such as a web service.
-A lane changes only under the lock of the threads.
+No owner uses more than its share of a lane's slots, and owners take turns. So an owner that submits many jobs delays
+only its own jobs. Within an owner's share, kinds of jobs also take turns. A lane can have a reserve of slots for kinds
+that aren't known to wait, so that these kinds don't queue behind jobs that wait, for example for a web service. A lane
+changes only under the lock of the threads.
 
-A job that enters a lane finds one of three situations:
+When a job enters a lane, one of three cases applies:
 
     its share has a slot          The job is inside, and counts in `taken` and in its share, until it leaves.
-    its share has no slot, but    The job runs in the reserve, which isn't counted. When the watcher finds that the
-      its kind may use the        job's kind waits, the job takes a slot of its share, even above the maximum.
+    its share has no slot, but    The job runs in the reserve, which isn't counted. If the watcher finds that the job's
+      its kind can use the        kind waits, the job takes a slot of its share, even above the maximum.
       reserve
     neither                       The job waits in the queue of its share and kind. When another job leaves, the next
                                   waiting job starts.
 
 A job of a quick kind enters no lane. If it turns out to be slow, it takes a slot while it runs (`occupy`). A job that
-has missed its deadline and doesn't end is left behind: other owners get its slot, but it still counts in its share.
+has missed its deadline but doesn't end is left behind: other owners can use its slot, but it still counts in its share.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -26,15 +26,16 @@ from toolpack_server.base.settings import Settings
 from toolpack_server.engine.jobs import Job
 from toolpack_server.engine.pace import Pace
 
-COMPUTING = 2  # max functions that compute at once; more would only compete for the interpreter
-# Max jobs at once in two lanes, of all owners. One owner gets at most half, so that it can't block the others.
-HEAVY_READS = 2  # reads of much data: each keeps the CPU busy until it ends
-AUTHORS = 4  # toolpacks' evaluators, loaders and builders: they may compute or wait until their deadline
-SPARE_THREADS = 16  # for the leader and for jobs that are always quick unless the store is slow
-RESERVE = 16  # slots of the reserve of the functions' lane
+COMPUTING = 2  # maximum number of functions that compute at once; more would only compete for the interpreter
+# Maximum number of running jobs in two lanes, for all owners together. One owner can use at most half of a lane, so
+# that it can't block other owners.
+HEAVY_READS = 2  # reads of much data, each of which keeps the CPU busy until it ends
+AUTHORS = 4  # toolpacks' evaluators, loaders and builders, which can compute or wait until their deadline
+SPARE_THREADS = 16  # threads for the leader, and for jobs that are always quick unless the store is slow
+RESERVE = 16  # slots in the reserve of the functions' lane
 RESERVE_PER_KIND = 2
-RESERVE_APART = 2  # like RESERVE, if functions run in other processes
-# Processes besides those for the slots of the functions' lane. They are for the reserve and for jobs that have left it,
+RESERVE_APART = 2  # the value of RESERVE if functions run in other processes
+# Number of processes in addition to the slots of the functions' lane: for the reserve and for jobs that have left it,
 # for heavy reads, for authors' code, and two for quick functions, which enter no lane.
 SPARE_PROCESSES = 2 * RESERVE_APART + HEAVY_READS + AUTHORS + 2
 
@@ -43,9 +44,9 @@ Share = Hashable
 
 
 class Backlog:
-    """Number of waiting jobs of a worker, in queues of sessions and in lanes: the total, and by owner.
+    """Number of a worker's waiting jobs, in sessions' queues and in lanes: in total, and by owner.
 
-    It changes only under the lock of the threads.
+    The numbers change only under the lock of the threads.
     """
 
     def __init__(self) -> None:
@@ -60,15 +61,15 @@ class Backlog:
 class Lane:
     """A limited number of slots for jobs, with a queue.
 
-    A job that leaves the reserve counts in its share, even above the share's maximum. The lane's total doesn't count
-    these jobs above a share's maximum, up to the size of the reserve. So they take no slot from other owners.
+    A job that leaves the reserve counts in its share, even above the share's maximum. Up to the size of the reserve,
+    the jobs above a share's maximum don't count in the lane's total, so that they take no slot from other owners.
 
     Args:
         total: Maximum weight of all jobs inside.
-        per_share: Maximum weight of the jobs of one share.
-        backlog: Counts the waiting jobs.
-        share: Returns the share of a job.
-        weigh: Returns the weight of a job; by default each job has the weight 1.
+        per_share: Maximum weight of the jobs in one share.
+        backlog: Counter of the waiting jobs.
+        share: Returns a job's share.
+        weigh: Returns a job's weight. By default, each job weighs 1.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Lane:
         self._in_reserve: dict[Job, str] = {}
 
     def keep_reserve(self, slots: int, may_use: Callable[[str], bool]) -> None:
-        """Add a reserve with a number of slots, for the kinds that may use it."""
+        """Add a reserve with this number of slots. `may_use` returns whether a kind of job can use the reserve."""
         self._reserve, self._may_use_reserve = slots, may_use
 
     def enter(self, job: Job) -> bool:
@@ -108,7 +109,7 @@ class Lane:
         if self._has_slot(share):
             self.occupy(job)
             return True
-        # A job uses the reserve only if no job of its kind waits in its share, because it would overtake that job.
+        # A job must not overtake a waiting job of the same kind in its share, so it uses the reserve only without one.
         if job.kind not in self._waiting.get(share, ()) and self._has_reserve(job.kind):
             self._in_reserve[job] = job.kind
             return True
@@ -117,12 +118,12 @@ class Lane:
         return False
 
     def occupy(self, job: Job) -> None:
-        """Take a slot for a job that is running already, even if none is free."""
+        """Take a slot for a job that is already running, even if no slot is free."""
         if not self._is_inside(job):
             self._take_slot(job)
 
     def reweigh(self, job: Job) -> None:
-        """Update the weight of a job that is inside."""
+        """Compute the weight of a job inside again, because it has changed."""
         self._give_back(job)
         self._take_slot(job)
 
@@ -135,14 +136,14 @@ class Lane:
         return self._start_waiting()
 
     def leave_reserve(self, job: Job) -> list[Job]:
-        """Move a job from the reserve to a slot of its share, even if none is free. Return the jobs to start now."""
+        """Move a job from the reserve to a slot of its share, even if no slot is free. Return the jobs to start now."""
         if self._in_reserve.pop(job, None) is None:
             return []
         self.occupy(job)
         return self._start_waiting()
 
     def leave_behind(self, job: Job) -> list[Job]:
-        """Free the slot of a job that may never end, but still count the job in its share.
+        """Free the slot of a job that might never end, but still count the job in its share.
 
         Returns:
             The jobs to start now.
@@ -153,15 +154,15 @@ class Lane:
         return self._start_waiting()
 
     def release(self, kind: str) -> list[Job]:
-        """Remove the waiting jobs of a kind that needs no slot any more, and return them."""
+        """Remove and return the waiting jobs of a kind that no longer needs a slot."""
         return self._take(lambda waiting_kind, jobs: len(jobs) if waiting_kind == kind else 0)
 
     def expire(self, before: float) -> list[Job]:
-        """Remove the jobs that arrived before a time and still wait, and return them."""
+        """Remove and return the waiting jobs that arrived before a time."""
         return self._take(lambda _, jobs: sum(job.arrived < before for job in jobs))
 
     def _take(self, how_many: Callable[[str, deque[Job]], int]) -> list[Job]:
-        """Remove the first jobs from the queue of each share and kind, and return them.
+        """Remove and return the first jobs in the queue of each share and kind.
 
         Args:
             how_many: Returns the number of jobs to remove from a kind's queue.
@@ -177,7 +178,7 @@ class Lane:
         self._count(self._share(job), weight)
 
     def _give_back(self, job: Job) -> None:
-        """Free the slot of a job, and remove the job from its share."""
+        """Free a job's slot, and remove the job from its share."""
         weight, share = self._inside.pop(job), self._share(job)
         if job in self._left_behind:
             self._left_behind.remove(job)
@@ -196,7 +197,7 @@ class Lane:
         return job in self._inside or job in self._in_reserve
 
     def _has_slot(self, share: Share) -> bool:
-        # Jobs that have left the reserve take no slot from other shares; see the class's docstring.
+        # Jobs above a share's maximum, which have left the reserve, take no slot from other shares.
         taken = self.taken - min(self._beyond, self._reserve)
         return taken < self._total and self._running[share] < self._per_share
 
@@ -212,7 +213,7 @@ class Lane:
             The jobs to start now.
         """
         started = []
-        # Look at all shares, because the next share in turn may have no slot left.
+        # Check all shares, because the next share in turn might have no free slot.
         for share in list(self._waiting):
             if self._has_slot(share):
                 job = self._next(share, next(iter(self._waiting[share])))
@@ -227,7 +228,7 @@ class Lane:
         return started
 
     def _next(self, share: Share, kind: str) -> Job:
-        """Remove and return the next job of a share and kind. Move both to the end of the order of turns."""
+        """Remove and return the next job of a share and kind. Move the share and the kind to the end of their turns."""
         kinds = self._waiting[share]
         jobs = kinds[kind]
         job = jobs.popleft()
@@ -247,8 +248,8 @@ class Lanes:
     """All lanes of a worker.
 
     A function that computes needs a slot in two lanes: the functions' lane, and the lane of functions that compute.
-    `Pace` decides which functions compute. A call that awaits on a shared loop needs no thread, but memory: its weight
-    in the lane of waiting calls is its estimated number of bytes.
+    `Pace` decides which functions compute. A call that awaits on a shared loop needs memory but no thread, so its
+    weight in the lane of waiting calls is its estimated number of bytes.
 
     Args:
         capacity: Maximum number of functions that run at once in other processes. None: functions run on threads of
@@ -280,37 +281,37 @@ class Lanes:
     def enter(self, job: Job) -> bool:
         """Take the slots that a job needs to start now. If a slot isn't free, queue the job for it and return False.
 
-        When the job has that slot, the threads submit the job again, and it enters again for the next slot.
+        When the job has got this slot, the threads submit it again. It then calls `enter` again for its next slot.
         """
         job.in_lane = True
         if job.lane is None:
             return True
         if self.awaits(job):
-            self._freed += self._leave_thread(job)  # the slots that the job got before its kind awaited
+            self._freed += self._leave_thread(job)  # the slots that the job took before its kind was known to await
             return self._waiting_calls.enter(job)
         if not self._by_name[job.lane].enter(job):
             return False
-        # Jobs of the other lanes may compute without a second slot, because these lanes have few slots.
+        # Jobs in the other lanes can compute without a second slot, because these lanes have few slots.
         return job.lane != "functions" or self._pace.may_start(job.kind) or self._computing.enter(job)
 
     def awaits(self, job: Job) -> bool:
-        """Return whether a job awaits on a shared loop, so that it needs memory and not a thread."""
+        """Return whether a job awaits on a shared loop, so that it needs memory instead of a thread."""
         return job.lane == "functions" and self._pace.awaits(job.kind)
 
     def wait(self, job: Job) -> list[Job]:
-        """Move a running job to the waiting calls, which frees its thread. Return the jobs to start now."""
+        """Move a running job to the waiting calls, which frees its thread's slots. Return the jobs to start now."""
         job.in_lane = True
         self._waiting_calls.occupy(job)
         self._waiting_calls.reweigh(job)
         return self._leave_thread(job)
 
     def freed(self) -> list[Job]:
-        """Return the jobs to start because a job has moved from one lane to another, and clear the list."""
+        """Return the jobs to start after a job has moved from one lane to another, and clear the list."""
         freed, self._freed = self._freed, []
         return freed
 
     def release(self, kind: str) -> list[Job]:
-        """Remove the jobs of a kind that wait for a thread, and return them. They need none: the kind awaits."""
+        """Remove and return the jobs of a kind that wait for a thread, because the kind awaits: it needs no thread."""
         return self._computing.release(kind) + self._by_name["functions"].release(kind)
 
     def waiting_bytes(self) -> int:
@@ -321,8 +322,8 @@ class Lanes:
         """Take the slots of a running job that has turned out to be slow. Return the jobs to start now.
 
         Args:
-            looks: Number of the watcher's looks at the job.
-            used_processor: CPU time of the job during these looks, in seconds.
+            looks: Number of times that the watcher has checked the job.
+            used_processor: CPU time of the job during these checks, in seconds.
         """
         if job.lane is None:
             return []
@@ -344,21 +345,21 @@ class Lanes:
         return started + self._by_name[job.lane].leave(job) if job.lane else started
 
     def leave_behind(self, job: Job) -> list[Job]:
-        """Free some slots of a job that may never end. Return the jobs to start now.
+        """Free some slots of a job that might never end. Return the jobs to start now.
 
-        - The slot to compute is freed, because two endless loops would block all functions that compute.
-        - The slot of the functions' lane isn't freed, because endless loops could take all threads.
-        - The slot of another lane is freed, because these lanes have few slots. The job still counts in its share.
+        - The slot among the functions that compute is freed, because two endless loops would block all such functions.
+        - The slot in the functions' lane isn't freed, because endless loops could otherwise take all threads.
+        - A slot in another lane is freed, because these lanes have few slots. The job still counts in its share.
         """
         started = self._computing.leave(job)
-        if job.lane is not None:  # occupy first, because a job of a quick kind, or one cancelled early, has no slot yet
+        if job.lane is not None:  # occupy first: a job of a quick kind, or a job cancelled early, has no slot yet
             lane, job.in_lane = self._by_name[job.lane], True
             lane.occupy(job)
             started += lane.leave_reserve(job) if job.lane == "functions" else lane.leave_behind(job)
         return started
 
     def expire(self, before: float) -> list[Job]:
-        """Remove the jobs that arrived before a time and still wait in a lane, and return them."""
+        """Remove and return the jobs that arrived before a time and still wait in a lane."""
         for job in (expired := self._waiting_calls.expire(before)):
             job.waits_for = "room among the waiting calls"
         return expired + [job for lane in self._all for job in lane.expire(before)]

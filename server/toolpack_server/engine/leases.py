@@ -1,10 +1,12 @@
 """Leases: the right of one worker to commit to a session, in a store that several workers share.
 
-A lease only avoids duplicate work. Commits are safe without it: a commit names the record before it, and the store
-compares that name. So a mistake here costs time but no data. The clocks of two machines are never compared. Instead, a
-worker increases a number in the store, its *heartbeat*. Another worker that waits for its lease watches the number: if
-the number stands still for some seconds of the other worker's own clock, the holder is dead. If a supervisor has seen a
-worker end, another worker tells the store at once, so that no worker waits for the leases of the ended one.
+A lease only avoids duplicate work. Commits are safe without leases, because each commit names the session's previous
+record, and the store compares this name. So an error in this module costs time but no data.
+
+The clocks of two machines are never compared. Instead, each worker increases a number in the store, its *heartbeat*. A
+worker that waits for a lease watches the heartbeat of the lease's holder. If the number doesn't change for some seconds
+on the waiting worker's own clock, the holder counts as dead. If a supervisor notices that a worker has exited, another
+worker reports this to the store at once, so that no worker waits for the leases of the exited worker.
 """
 
 import secrets
@@ -21,12 +23,12 @@ from toolpack_server.engine.state import CLOSED, SessionState
 from toolpack_server.stores.base import Head, Lease, SessionStore, SharedStore
 
 HEARTBEAT_SECONDS = 1.0
-DEAD_SECONDS = 5.0  # without a heartbeat, until a holder counts as dead
-# Maximum time that counts from one look to the next. While the store or the looking worker stands still, that worker
-# sees no heartbeat of a healthy holder.
+DEAD_SECONDS = 5.0  # time without a heartbeat after which a holder counts as dead
+# Maximum time that is counted between two checks of a heartbeat, because even a healthy holder seems dead while the
+# store or the checking worker is suspended.
 LOOK_SECONDS = 0.25
-ASK_SECONDS = 1.0  # time between two requests to the holder of a lease
-ASKS_MAX = 10_000  # sessions in the table of these requests
+ASK_SECONDS = 1.0  # time between two requests to a lease's holder to release it
+ASKS_MAX = 10_000  # maximum number of sessions in the table of these requests
 
 
 class Leases:
@@ -34,21 +36,22 @@ class Leases:
 
     def __init__(self, store: SessionStore) -> None:
         self.required = store.shared
-        self._store = cast("SharedStore", store)  # used for leases only if they are required
+        self._store = cast("SharedStore", store)  # if leases aren't required, its methods for leases aren't used
         self.holder = secrets.token_hex(8)  # id of this worker in the store
-        # By holder: heartbeat, time of the last look, and seconds without a new heartbeat.
+        # By holder: the heartbeat, the time of the last check, and the seconds without a new heartbeat.
         self._watched: dict[str, tuple[int, float, float]] = {}
         self._next_asks: dict[str, float] = {}  # session -> time of the next request for its lease
         self._lock = threading.Lock()  # guards the dictionaries
         self._unreleased: dict[str, int | None] = {}  # session -> epoch; None if the epoch is unknown
-        self._ended: set[str] = set()  # ended workers that the store must still be told of
+        self._ended: set[str] = set()  # exited workers that must still be reported to the store
         self._last_heartbeat = float("-inf")
         self._reachable = True
 
     def acquire(self, states: Sequence[SessionState]) -> None:
-        """Acquire the leases of sessions with the sessions' heads. `leased` of a state is True if it was granted.
+        """Acquire the leases of sessions, and update their states from the store.
 
-        The state of a deleted session becomes invalid. This blocks, so the caller must hold no lock.
+        If a lease is granted, `leased` of its state becomes True. The state of a deleted session becomes invalid. This
+        method blocks, so the caller must hold no lock.
 
         Raises:
             OverloadedError: The store is unavailable.
@@ -61,7 +64,7 @@ class Leases:
         try:
             claimed = self._claim([*by_id])
         except OverloadedError:
-            with self._lock:  # the store may have granted them
+            with self._lock:  # the store might have granted the leases, so release them later
                 self._unreleased.update(dict.fromkeys(by_id))
             raise
         with self._lock:
@@ -70,13 +73,13 @@ class Leases:
                 if claim is None:
                     state.invalid = CLOSED
                 elif isinstance(claim, Head):
-                    self._unreleased.pop(session_id, None)  # the release of an earlier epoch, which isn't needed now
+                    self._unreleased.pop(session_id, None)  # drop the release of an earlier epoch: it isn't needed now
                     self._next_asks.pop(session_id, None)
                     state.follow(claim)
                     state.holder, state.leased = self.holder, True
 
     def _claim(self, session_ids: Sequence[str]) -> dict[str, Head | Lease | None]:
-        """Claim the leases of sessions, those of dead holders included.
+        """Claim the leases of sessions, including the leases of dead holders.
 
         Returns:
             For each session, its head if the lease was granted, the lease of another holder, or None if the session
@@ -96,8 +99,8 @@ class Leases:
     def _is_time_to_ask(self, session_id: str) -> bool:
         """Return whether to ask the holder of a session's lease to release it.
 
-        A holder may not know that it has the lease: the store has lost its newest data, and the release with it, or the
-        answer to the holder's `claim` was lost. So it is asked, at most once in `ASK_SECONDS`.
+        A holder might not know that it holds the lease, because the response to its `claim` was lost, or because the
+        store has lost its newest data, including the release. So the holder is asked, at most once per `ASK_SECONDS`.
         """
         now = time.monotonic()
         with self._lock:
@@ -109,14 +112,14 @@ class Leases:
         return due
 
     def release(self, state: SessionState, *, committed: bool = False) -> None:
-        """Release the lease of a session. `keep_up` tells the store soon.
+        """Release the lease of a session. `keep_up` soon sends the release to the store.
 
-        After a commit that was refused or has an unknown outcome, the store may have lost its newest data. Then a later
-        lease of this worker may have the same epoch, and must not be released by mistake. So the epoch is stored as
-        unknown.
+        If a commit was refused or has an unknown outcome, the store might have lost its newest data. In this case, a
+        later lease of this worker can have the same epoch, and must not be released by mistake. So the epoch of the
+        release is recorded as unknown.
 
         Args:
-            committed: The last commit has released the lease already.
+            committed: The last commit has already released the lease.
         """
         if not self.required or not state.leased:
             return
@@ -126,27 +129,28 @@ class Leases:
                 self._unreleased[state.session.id] = None if state.invalid else state.epoch
 
     def holder_ended(self, holder: str) -> None:
-        """Handle the end of another worker. The store is told soon, so that no worker waits for its leases."""
+        """Handle the exit of another worker: report it to the store soon, so that no worker waits for its leases."""
         with self._lock:
             self._ended.add(holder)
 
     def end(self) -> None:
-        """Tell the store that this worker ends, so that no worker waits for its leases."""
+        """Report to the store that this worker exits, so that no worker waits for its leases."""
         if self.required:
-            with suppress(Exception):  # if the store is closed, its leases expire like those of a dead worker
+            with suppress(Exception):  # if the store is closed, other workers treat this worker as dead after a while
                 self._store.holder_ended(self.holder)
 
     def keep_up(self, is_busy: Callable[[str], bool]) -> None:
-        """Send a heartbeat if one is due, and tell the store which leases were released. Called periodically.
+        """Send a heartbeat if it is due, and report released leases to the store. Called periodically.
 
         Args:
-            is_busy: Returns whether this worker has work in a session; then it acquires the lease itself.
+            is_busy: Returns whether this worker has work in a session. If so, it keeps the lease, although another
+                worker asks for it.
         """
         if not self.required:
             return
         try:
             if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS:
-                requested = self._store.heartbeat(self.holder)  # the sessions for which other workers ask
+                requested = self._store.heartbeat(self.holder)  # the sessions whose leases other workers ask for
                 self._last_heartbeat = time.monotonic()
                 with self._lock:
                     for session_id in requested:
@@ -166,28 +170,31 @@ class Leases:
             self._reachable = True
 
     def _release(self, is_busy: Callable[[str], bool]) -> None:
-        """Tell the store which leases were released. The store is accessed without the lock."""
+        """Report the released leases to the store. Access the store without holding the lock."""
         with self._lock:
             unreleased = list(self._unreleased.items())
         for session_id, epoch in unreleased:
-            if epoch is None and is_busy(session_id):  # the lease may be in use now
+            if epoch is None and is_busy(session_id):  # the lease might be in use now
                 continue
             if epoch is None:
                 self._release_if_held(session_id)
             else:
                 self._store.release(session_id, self.holder, epoch)
-            with self._lock:  # another thread may have released a later lease meanwhile: then keep its entry
+            with self._lock:  # keep the entry if another thread has released a later lease meanwhile
                 if self._unreleased.get(session_id, -1) == epoch:
                     del self._unreleased[session_id]
 
     def _release_if_held(self, session_id: str) -> None:
-        # Release the epoch that the store has now. A lease that this worker acquires meanwhile has another epoch.
+        """Release the lease of a session with the epoch that is in the store now.
+
+        A lease that this worker acquires meanwhile gets another epoch, so it isn't released by mistake.
+        """
         stored = self._store.get(session_id)
         if stored is not None:
             self._store.release(session_id, self.holder, stored[1].epoch)
 
     def _is_dead(self, lease: Lease) -> bool:
-        """Check the heartbeat of a lease's holder. Return whether it has stood still long enough."""
+        """Check the heartbeat of a lease's holder. Return whether it has been unchanged for `DEAD_SECONDS`."""
         now = time.monotonic()
         with self._lock:
             heartbeat, looked, still = self._watched.get(lease.holder, (None, now, 0.0))
@@ -199,7 +206,7 @@ class Leases:
 class AcquireLeases(Job):
     """Job that acquires the leases of several sessions in one access to the store, and then starts the sessions' jobs.
 
-    If it fails, each session's job acquires its lease itself.
+    If this fails, each session's job acquires its own lease.
     """
 
     def __init__(
@@ -214,7 +221,7 @@ class AcquireLeases(Job):
     def work(self) -> None:
         self._leases.acquire(self._states)
 
-    def complete(self, *, timed_out: bool) -> bool:  # noqa: ARG002 - it has no deadline
+    def complete(self, *, timed_out: bool) -> bool:  # noqa: ARG002 - this job has no deadline
         for job in self._jobs:
             self._submit(job)
         return False

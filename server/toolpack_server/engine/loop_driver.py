@@ -1,11 +1,11 @@
-"""Loop driver: runs the event loop, and on the same thread, between two runs, a job that came alone.
+"""Loop driver: runs the event loop and, on the same thread between two runs of the loop, a job that came alone.
 
 A job comes alone if no session has any other work. Switching to another thread and back would take longer than most
 calls. So the loop stops, its thread runs and finishes the job, and then runs the loop again. If the job takes longer
-than a tick of the watcher, another thread runs the loop from then on, and the first thread only finishes the job.
+than a tick of the watcher, another thread takes over the loop, and the first thread only finishes the job.
 
-The thread that has the token runs the loop. While a job runs, the token is in a list. `list.pop` gives it to exactly
-one thread: the thread that has finished the job, or a new thread that was started because the job takes long.
+The thread that holds the token runs the loop. While a job runs, the token is in a list. `list.pop` returns it to
+exactly one thread: the thread that has finished the job, or a new thread that was started because the job takes long.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from toolpack_server.base.errors import Interrupted
 from toolpack_server.engine.jobs import Job, deliver, deliver_here
 from toolpack_server.engine.pool_thread import PoolThread
 
-WAKE_SECONDS = 1.0  # period of the main thread; a signal that another thread got is handled when the main thread wakes
+WAKE_SECONDS = 1.0  # interval at which the main thread wakes up to handle signals that were sent to another thread
 
 
 class LoopDriver:
-    """Runs an event loop, and jobs between its runs.
+    """Runs an event loop, and runs jobs between two runs of the loop.
 
     Args:
         start_thread: Starts a pool thread with a function.
@@ -48,7 +48,7 @@ class LoopDriver:
         self._since = 0.0
 
     def run(self, main: Coroutine[Any, Any, object]) -> None:
-        """Run the loop on other threads until a coroutine ends or raises. This thread handles signals meanwhile."""
+        """Run the loop on other threads until a coroutine returns or raises. This thread meanwhile handles signals."""
         self._main = self.loop.create_task(main)
         self._main.add_done_callback(lambda _: self.loop.stop())
         self._since = time.monotonic()
@@ -79,37 +79,38 @@ class LoopDriver:
         Raises:
             RuntimeError: The system allows no more threads.
         """
-        # If the list is empty, a thread runs the loop. If a thread takes the token meanwhile, the new thread ends.
+        # An empty list means that a thread is running the loop. If a thread takes the token meanwhile, the new thread
+        # finds no token and exits.
         if self._token and now - self._since > seconds:
             self._start_thread(self._drive)
 
     def _drive(self, thread: PoolThread) -> None:
-        """Run the loop, and the jobs between its runs, as long as no other thread has taken the token."""
+        """Run the loop, and the jobs between its runs, until another thread has taken the token."""
         done: Sequence[Job] = ()
         next_job: Job | None = None
         while self._take_token():
-            # The loop isn't running and this is its thread, so no wake-up is needed.
+            # The loop isn't running, and this is its thread, so deliver without a wake-up.
             deliver_here(done)
-            done, next_job = (), None  # free the jobs' objects: the next job may come much later
-            if thread.disowned:  # its job has missed its deadline, so the thread must get no other job
+            done, next_job = (), None  # free the jobs' objects, because the next job might arrive much later
+            if thread.disowned:  # the thread's job has missed its deadline, so the thread must not run another job
                 self._token.append(None)
                 self._start_thread(self._drive)
                 return
             try:
                 self.loop.run_forever()
-            except BaseException as error:  # noqa: BLE001 - `SystemExit`, too: `run` raises it again
+            except BaseException as error:  # noqa: BLE001 - also `SystemExit`, because `run` raises it again
                 self._failure = error
             if self._main.done() or self._failure is not None:
                 self._ended.set()
                 return
             next_job = self.take_back()
-            self._since = time.monotonic()  # before the token is there, because `look` compares the time then
+            self._since = time.monotonic()  # before the token is available, because `look` reads this time after it
             self._token.append(None)
             try:
                 done = self._run_job(thread, next_job) if next_job else ()
             except Interrupted:
                 done = ()
-        deliver(done)  # another thread runs the loop now
+        deliver(done)  # with a wake-up, because another thread runs the loop now
 
     def _take_token(self) -> bool:
         """Take the token. Return False if another thread has it."""

@@ -1,20 +1,22 @@
 """Pace: statistics of each kind of job, such as whether it is quick, and whether it waits or computes.
 
-The statistics only set priorities, so a wrong guess costs time but no correctness. Kinds are the names of registered
-functions and a few fixed words, so their number is bounded. A long wall-clock time alone proves little, because the
-process may have been stopped or may have got no CPU. So a long run counts only with its CPU time, or if it is one of
-several in a row. Durations of running jobs are counted in looks of the watcher.
+The statistics only set priorities, so a wrong guess costs time but never leads to a wrong result. Kinds are the names
+of registered functions and a few fixed words, so their number is bounded. A long wall-clock time alone proves little,
+because the process might have been suspended or might have lacked CPU. So a long run counts only if it used CPU time,
+or if it is one of several long runs in a row. The duration of a running job is measured in *looks*, the watcher's
+checks.
 
 Each run of a job updates two properties of its kind:
 
 - Is it quick? A run below 3 ms increases `quick_runs` by one, up to eight. A longer run that computes decreases it by
-  four. With four or more, the kind is quick and needs no slot of a lane. So a kind with eight stays quick after one
-  long run. Four long runs in a row make a kind slow even if they only waited.
-- If it is slow, does it wait or compute? The watcher looks at a running job every 5 ms. A job that has used more than
-  10% of that time on the CPU computes. A job that has used less than 5% waits. Between these, nothing changes.
+  four. A kind with four or more is quick and needs no slot in a lane. So a kind with eight stays quick after one long
+  run. Four long runs in a row make a kind slow, even if they only waited.
+- If it is slow, does it wait or compute? The watcher checks a running job every 5 ms. A job that has used the CPU for
+  more than 10% of this time computes. A job that has used it for less than 5% waits. Between these two limits, the
+  property doesn't change.
 
 Calls of an async function share an event loop, from the first call on. A function that blocks the loop or computes
-there is *blamed* (`blame`): until the worker ends, its calls run in threads.
+there is *blamed* (`blame`): until the worker exits, its calls run in threads.
 """
 
 import sys
@@ -22,37 +24,40 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 QUICK_SECONDS = 0.003
-QUICK_RUNS = 4  # min `quick_runs` of a quick kind; a slow run that computes subtracts this
-SLOW_RUNS = 4  # long runs in a row, until a quick kind becomes slow, or a kind that was quick may be known to wait
-SLOW_LOOKS = 4  # looks of the watcher at one job, until its kind isn't quick
-LOOK_SECONDS = 0.005  # between two looks
-# Min CPU time of a job that computes, and its min share of the time: small, because such jobs share the CPU.
+QUICK_RUNS = 4  # minimum `quick_runs` of a quick kind; a slow run that computes subtracts this number
+SLOW_RUNS = 4  # long runs in a row that make a quick kind slow, or that prove that a formerly quick kind waits
+SLOW_LOOKS = 4  # looks at one job after which its kind isn't quick any more
+LOOK_SECONDS = 0.005  # time between two looks
+# Minimum CPU time of a job that computes, and its minimum share of the elapsed time. The share is small, because
+# several jobs that compute share the CPU.
 COMPUTES_SECONDS, COMPUTES_SHARE = 0.003, 0.1
-WAITS_SHARE = 0.05  # max share of CPU time of a job that waits
+WAITS_SHARE = 0.05  # maximum share of CPU time of a job that waits
 CALL_BYTES = 24 * 1024  # initial estimate of the memory of a waiting call
-TRIALS = 4  # max jobs at once, without a slot to compute, of a kind that isn't known to wait or to compute
+TRIALS = 4  # maximum number of trials of a kind at once: jobs that start without a slot to compute
 
-# The interpreter's switch interval. It is long as a rule, because calls are short, and lose a third of their speed if
-# they interrupt each other. It is short while a function computes: a call then waits several times for the interpreter,
-# and each wait lasts for the whole interval.
+# The interpreter's switch interval. It is usually long, because calls are short, and calls that interrupt each other
+# lose a third of their speed. It is short while a function computes, because another call must then wait several times
+# for the interpreter, and each wait lasts for the whole interval.
 SLICE_SECONDS = 0.001
 SHORT_SLICE_SECONDS = 0.000005
 
 
 @dataclass(slots=True)
 class _Kind:
-    quick_runs: int = 0  # quick runs minus slow runs, within bounds
-    slow_runs: int = 0  # long runs in a row
-    long_looks: int = 0  # jobs in a row that the watcher has looked at SLOW_LOOKS times
-    was_quick: bool = False  # the kind was quick, and too few jobs have been long since to say that it waits
-    waits: bool | None = None  # None: unknown
-    trials: int = 0  # running jobs that started without a slot to compute, because `waits` was unknown
-    function: str = ""  # the async function that was last awaited on a shared loop
-    held: int = CALL_BYTES  # moving average of the bytes that a waiting call holds
+    """Statistics of one kind of job."""
+
+    quick_runs: int = 0  # quick runs minus slow runs, within bounds; see the module's docstring
+    slow_runs: int = 0  # number of long runs in a row
+    long_looks: int = 0  # number of jobs in a row that were running at SLOW_LOOKS looks
+    was_quick: bool = False  # the kind was quick, and since then too few jobs were long to prove that it waits
+    waits: bool | None = None  # True: it waits; False: it computes; None: unknown
+    trials: int = 0  # number of running jobs that started without a slot to compute, because `waits` was unknown
+    function: str = ""  # the async function that a call of this kind last awaited on a shared loop
+    held: int = CALL_BYTES  # moving average of the memory of a waiting call, in bytes
 
 
 _UNKNOWN = _Kind()
-"""The statistics of an unknown kind. Read-only."""
+"""The statistics of an unknown kind. They must not be changed."""
 
 
 class Pace:
@@ -72,7 +77,7 @@ class Pace:
         return bool(self._kinds.get(kind, _UNKNOWN).waits)
 
     def may_start(self, kind: str) -> bool:
-        """Return whether a slow job may start without a slot to compute: its kind waits, or the job is a trial."""
+        """Return whether a slow job can start without a slot to compute: its kind waits, or the job is a trial."""
         stats = self._kinds[kind]
         if stats.waits is None and stats.trials < TRIALS:
             stats.trials += 1
@@ -92,7 +97,7 @@ class Pace:
             stats.slow_runs = stats.long_looks = 0
             stats.quick_runs = min(stats.quick_runs + 1, 2 * QUICK_RUNS)
             if stats.quick_runs == QUICK_RUNS:
-                stats.was_quick, stats.waits = True, None  # if the kind gets slow again, determine `waits` again
+                stats.was_quick, stats.waits = True, None  # determine `waits` again if the kind becomes slow again
             return
         stats.slow_runs += 1
         if used_processor > QUICK_SECONDS:
@@ -103,18 +108,18 @@ class Pace:
     def record_look(self, kind: str, looks: int, used_processor: float) -> bool:
         """Update the statistics with a running job that isn't quick. Return whether its kind waits.
 
-        The watcher calls this at each look at the job.
+        The watcher calls this at each look.
 
         Args:
-            looks: Number of looks at the job so far.
+            looks: Number of looks so far at which the job was running.
             used_processor: CPU time of the job during these looks, in seconds.
         """
         stats = self._kinds[kind]
         if looks == SLOW_LOOKS:
             stats.quick_runs = 0
             stats.long_looks += 1
-            # If a job of a quick kind takes long without CPU time, it may wait, or it may have got no CPU. Only
-            # several such jobs in a row prove that the kind waits now.
+            # If a job of a quick kind takes long without using CPU time, it might wait, or it might have lacked CPU.
+            # Only several such jobs in a row prove that the kind now waits.
             stats.was_quick &= stats.long_looks < SLOW_RUNS
         seconds = looks * LOOK_SECONDS
         if used_processor > max(COMPUTES_SECONDS, COMPUTES_SHARE * seconds):
@@ -131,18 +136,23 @@ class Pace:
         return bool(function) and function not in self._blamed
 
     def held(self, kind: str) -> int:
-        """Return the estimated bytes that a waiting call of a kind holds."""
+        """Return the estimated memory of a waiting call of a kind, in bytes."""
         return self._kinds[kind].held
 
     def is_blamed(self, function: str) -> bool:
         return function in self._blamed
 
     def may_share(self, kind: str, function: str) -> bool:
-        """Return whether a call of a kind may await an async function's coroutine on the shared loop."""
+        """Return whether a call of a kind can await an async function's coroutine on the shared loop.
+
+        Quick calls await on their own thread, because switching to the shared loop would take longer.
+        """
         return function not in self._blamed and not self.is_quick(kind)
 
     def record_handover(self, kind: str, function: str, held: int) -> bool:
-        """Update the statistics with a call that moves to a shared loop. Return whether its kind's last call didn't.
+        """Update the statistics with a call that moves to a shared loop.
+
+        Return True if the last call of its kind didn't await on a shared loop.
 
         Args:
             held: Memory of the call in bytes.
@@ -154,13 +164,13 @@ class Pace:
         return is_new
 
     def blame(self, function: str) -> bool:
-        """Make a function's calls run in threads from now on. Return whether they used a shared loop before."""
+        """Make a function's calls run in threads from now on. Return False if they already did."""
         is_new = function not in self._blamed
         self._blamed.add(function)
         return is_new
 
     def share_interpreter(self, *, computing: bool) -> None:
-        """Set the interpreter's switch interval: shorter while a function computes."""
+        """Set the interpreter's switch interval, which is shorter while a function computes."""
         seconds = SHORT_SLICE_SECONDS if computing else SLICE_SECONDS
         if seconds != self._slice_seconds:
             self._slice_seconds = seconds

@@ -1,12 +1,11 @@
 """Queues of sessions: the order of operations in each session, and their common commits.
 
 Every session with work has a queue. Its operations run one after the other in order of arrival, each on the result of
-the previous one. When no operation is ready, the results of all sessions are committed together. Then callers get them.
+the previous one. When no operation is ready, all results are committed together, and then sent to the callers.
 
-If other processes may commit to the same sessions, a queue first acquires its session's lease. It releases the lease
-with its last commit, or when other workers should get a turn.
-
-Queues change only under the lock of the threads. It is held briefly and never during access to the store.
+If other processes can commit to the same sessions, a queue first acquires its session's lease. It releases the lease
+with its last commit, or when other workers should get a turn. Queues change only under the lock of the threads, which
+is held briefly and never during access to the store.
 """
 
 import asyncio
@@ -39,13 +38,13 @@ from toolpack_server.functions.leftovers import resumed, suspended
 from toolpack_server.functions.steps import CoroutineResult, Steps, await_here
 from toolpack_server.stores.base import Commit, Head, SessionStore
 
-POLL_SECONDS = 0.005  # min delay between two attempts to acquire a lease; it grows with the time that a job has waited
+POLL_SECONDS = 0.005  # minimum delay between two attempts to acquire a lease; it grows with the job's waiting time
 SLOW_POLL_SECONDS = 0.02
-TURN_SECONDS = 0.5  # max time that a queue with work keeps its lease from other workers
-YIELD_SECONDS = 0.025  # delay before the queue acquires the lease again; each polling worker tries once in that time
+TURN_SECONDS = 0.5  # maximum time that a queue with work keeps its lease from other workers
+YIELD_SECONDS = 0.025  # delay before the queue acquires the lease again, in which each waiting worker tries once
 STOP_SECONDS = 2.0
 CALL_BYTES = 16 * 1024  # memory of a waiting call, without its session's state
-LEFT_BEHIND_MAX = 2  # abandoned functions of a session before their own deadlines, until the session waits for them
+LEFT_BEHIND_MAX = 2  # number of a session's abandoned functions at which the session waits, until their own deadlines
 
 AGAIN = "nothing was changed. Send it again."
 CANCELLED = "The call was cancelled; nothing was changed."
@@ -56,11 +55,11 @@ STOPPING = "The server is stopping; nothing was changed. Send it again, with its
 
 
 class SessionJob(Job):
-    """An operation in its session's queue, and the operations that follow it by `Effect.next`.
+    """Job that runs an operation in its session's queue, and the operations that follow from `Effect.next`.
 
-    The operations are the *links* of a *chain*. No other operation of the session runs between them, and they commit
-    together. The caller gets the answer of its own operation after the last link. If an earlier link fails, the
-    caller's operation fails, too. If a later link fails, the chain ends, but the answer stays the same.
+    These operations are the *links* of a *chain*. No other operation of the session runs between them, and they commit
+    together. The caller receives the answer of its own operation after the last link. If a link before this operation
+    fails, the operation also fails. If a link after it fails, the chain ends, but the answer stays the same.
     """
 
     def __init__(self, queues: "Queues", operation: Operation) -> None:
@@ -72,7 +71,7 @@ class SessionJob(Job):
         self.state: SessionState | None = None
         self.commits: list[Commit] = []
         self.committed = False
-        self._link = operation  # the operation that runs now
+        self._link = operation  # the operation that is running
         self._answered = False  # the caller's operation has ended, so its answer is known
         self._first_answer: Any = None
         self.is_chain = False
@@ -80,7 +79,7 @@ class SessionJob(Job):
         self._left_work = False
 
     def work(self) -> Effect | None:
-        """Enter the session and run the operation up to its end or its next coroutine for a shared loop.
+        """Enter the session, and run the operation up to its end or its next coroutine for a shared loop.
 
         Return None if the operation awaits a coroutine, or if another worker holds the session's lease.
         """
@@ -100,7 +99,7 @@ class SessionJob(Job):
                     return None
             steps = self._steps = self._link.steps(self.state, self.start_clock)
         try:
-            awaiting, self.awaiting = self.awaiting, None  # a coroutine that a loop has given back
+            awaiting, self.awaiting = self.awaiting, None  # a coroutine that a loop has returned unstarted
             if awaiting is not None:
                 resumed(left_work=self._left_work)
             else:
@@ -125,7 +124,7 @@ class SessionJob(Job):
             steps.close()
 
     def why_missing(self, missing: MissingBlobError) -> RequestError:
-        """Read the head again: the session may have been closed, or the store may have lost its newest data."""
+        """Read the head again, and return the error: the session was closed, or the store has lost its newest data."""
         state, head = self.state, self._queues.head(self.operation.session_id)
         if state is None:
             return super().why_missing(missing)
@@ -139,7 +138,7 @@ class SessionJob(Job):
 
     def start_clock(self, seconds: float, stuck_after: float = float("inf")) -> None:
         super().start_clock(seconds, stuck_after)
-        # From here on the watcher checks for cancellation. An operation that was cancelled before must not start.
+        # From here on, the watcher checks for cancellation. An operation that was cancelled earlier must not start.
         if self.operation.cancelled and not self._answered:
             raise OverloadedError(CANCELLED)
 
@@ -160,7 +159,7 @@ class SessionJob(Job):
         return self.state is None and self._raised is None
 
     def apply_link(self, state: SessionState, effect: Effect, now: float) -> None:
-        """Apply the effect of a link that isn't the last one, and prepare the next."""
+        """Apply the effect of a link that isn't the last link, and prepare the next link."""
         commit = state.apply(effect, now, release=False)
         if commit is not None:
             self.commits.append(commit)
@@ -174,10 +173,11 @@ class SessionJob(Job):
         self.returned = None
 
     def apply(self, now: float, *, timed_out: bool, release: bool) -> None:
-        """Apply the operation's result to the session's state, and set the commit, which may release the lease.
+        """Apply the operation's result to the session's state, and add the commit.
 
         Args:
             now: The time by the session clock.
+            release: Release the lease with the commit.
         """
         state = self.state
         if self.trace is not None:
@@ -185,7 +185,7 @@ class SessionJob(Job):
         if state is None or (self._raised is not None and not timed_out):
             self.error = self._raised
             return
-        if timed_out and self.is_cancelled():  # without a record, because the caller has cancelled it
+        if timed_out and self.is_cancelled():  # without a record, because the caller has cancelled the operation
             self.error = OverloadedError(CANCELLED)
             return
         if timed_out and self.held_up:  # without a record, because a call of another session is the cause
@@ -200,7 +200,7 @@ class SessionJob(Job):
         except RequestError as error:
             self.error = error
         except Exception:
-            # The result may be half applied, so no operation may build on this state.
+            # The result might be half applied, so no operation may build on this state.
             log.exception("The result of a request could not be applied")
             self.error, state.invalid = InternalError(), NOT_KEPT
 
@@ -225,22 +225,22 @@ class SessionJob(Job):
                 if commit.record.call_id is not None:
                     state.uncommitted.pop(commit.record.call_id, None)
         elif state.invalid and not isinstance(self.error, InternalError):
-            # An operation without a commit is refused, too: its answer may have been read from the invalid state.
+            # An operation without a commit is also refused, because its answer might come from the invalid state.
             closed = state.invalid == CLOSED
             self.error = SessionNotFoundError() if closed else OverloadedError(state.invalid)
 
 
 @dataclass(eq=False, slots=True)
 class SessionQueue:
-    """The waiting operations of one session. The queue decides whether the next operation may start."""
+    """The waiting operations of one session. The queue decides whether the next operation can start."""
 
     turn_began: float  # start of the current run of operations without a pause, on the monotonic clock
     jobs: deque[SessionJob] = field(default_factory=deque)
     running: bool = False
-    unfinished: int = 0  # operations that have run and wait for their commit
-    state: SessionState | None = None  # as the last operation left it, committed or not
+    unfinished: int = 0  # number of operations that have run and wait for their commit
+    state: SessionState | None = None  # the state after the last operation, committed or not
     left_behind: tuple[SessionJob, ...] = ()  # abandoned jobs that still run, before their functions' own deadlines
-    closing: bool = False  # the last commit releases the lease, so no operation starts before it has ended
+    closing: bool = False  # the last commit releases the lease, so no operation starts before this commit has ended
     parked_until: float | None = None  # time of the next attempt to acquire the lease
 
     def is_empty(self) -> bool:
@@ -260,7 +260,7 @@ class SessionQueue:
         return self.jobs.popleft()
 
     def park(self, job: SessionJob, now: float) -> None:
-        """Put a job back that waits for the session's lease. The delay grows with the job's waiting time."""
+        """Put back a job that waits for the session's lease. The delay grows with the job's waiting time."""
         self.parked_until = now + min(max(POLL_SECONDS, (now - job.arrived) / 50), SLOW_POLL_SECONDS)
         self.jobs.appendleft(job)
 
@@ -270,10 +270,10 @@ class SessionQueue:
         return before - len(self.jobs)
 
     def expire(self, now: float, before: float) -> list[SessionJob]:
-        """Remove and return the jobs that arrived before a time. End the queue's delays that are over."""
+        """Remove and return the jobs that arrived before a time. Also end the queue's delays that are over."""
         if self.parked_until is not None and now >= self.parked_until:
             self.parked_until = None
-        if self.left_behind:  # after its function's own deadline, a job counts as stuck, and the session goes on
+        if self.left_behind:  # after its function's own deadline, a job counts as stuck, and the session continues
             self.left_behind = tuple(job for job in self.left_behind if now <= job.stuck_from)
         expired = []
         while self.jobs and self.jobs[0].arrived < before:
@@ -292,7 +292,7 @@ class Queues:
         self.threads = Threads(self._finish, settings, capacity)
         self._lock = self.threads.lock
         self._queues: dict[str, SessionQueue] = {}
-        self._arrived: list[SessionJob] = []  # in this turn of the event loop; only the event loop uses it
+        self._arrived: list[SessionJob] = []  # jobs of this turn of the event loop, on which alone the list is used
         self._came_alone = False  # the last job came alone, and no session had any work
         self._backlog = self.threads.backlog
         self._max_of_owner = settings.share(settings.max_waiting)
@@ -307,9 +307,9 @@ class Queues:
     # Called on the event loop
 
     def run(self, operation: Operation) -> asyncio.Future[Any]:
-        """Add an operation to its session's queue, and return a future of its answer, which is done after the commit.
+        """Add an operation to its session's queue, and return a future for its answer, which is done after the commit.
 
-        If the operation was refused, the future's exception is a `RequestError`, and nothing has changed.
+        If the operation is refused, the future's exception is a `RequestError`, and nothing has changed.
         """
         job = SessionJob(self, operation)
         if self._stopped:
@@ -319,7 +319,7 @@ class Queues:
         return job.future
 
     def do(self, job: ThreadJob) -> asyncio.Future[Any]:
-        """Run a job outside of sessions. Return the future of its answer; awaiting it may raise `RequestError`."""
+        """Run a job outside of sessions. Return the future for its answer; awaiting it can raise `RequestError`."""
         if self._stopped:  # no thread would run it
             job.refuse(OverloadedError(STOPPING))
         else:
@@ -327,7 +327,7 @@ class Queues:
         return job.future
 
     def cancel(self, operation: Operation) -> None:
-        """Cancel an operation. It leaves its queue, or ends as if it had missed its deadline; see `Operation`."""
+        """Cancel an operation: remove it from its queue, or if it is running, end it like at a missed deadline."""
         operation.cancelled = True
         with self._lock:
             queue = self._queues.get(operation.session_id)
@@ -367,9 +367,8 @@ class Queues:
     def _enqueue(self, job: SessionJob) -> None:
         """Put a job into its session's queue.
 
-        Jobs that arrive in one turn of the event loop go to the threads together, at the end of the turn. Then the
-        leader doesn't compete with the event loop for the interpreter. If the last job came alone and no session has
-        work, this job probably comes alone, too, so it goes at once.
+        The jobs of one turn of the event loop are passed to the threads at its end, so that the leader doesn't compete
+        with the loop for the interpreter. But a job that probably comes alone, like the last job, is passed on at once.
         """
         self._arrived.append(job)
         if len(self._arrived) > 1:
@@ -382,7 +381,7 @@ class Queues:
     def _admit(self) -> None:
         """Put the jobs that have arrived into their sessions' queues, and start the jobs that can start now."""
         arrived, self._arrived = self._arrived, []
-        # Read without the lock: if a queue is deleted meanwhile, this job just doesn't count as a job that came alone.
+        # Read without the lock: if a queue is deleted meanwhile, the job only doesn't count as a job that came alone.
         quiet = not self._queues
         self._came_alone = quiet and len(arrived) == 1
         started: list[SessionJob] = []
@@ -406,10 +405,10 @@ class Queues:
             self.threads.submit_arrived(started, alone=self._came_alone)
 
     def _refusal(self, job: SessionJob, queue: SessionQueue | None) -> Exception | None:
-        """Return the error for a job that must not wait, because too many jobs do, or None."""
+        """Return the error for a job that must not wait, because too many jobs are waiting. None: the job can wait."""
         state = queue.state if queue else None
         if state is not None and job.operation.owner != state.session.owner:
-            # Answer at once, as for an unknown session: the job must not fill another owner's queue.
+            # Refuse at once, like for an unknown session, because the job must not fill another owner's queue.
             return SessionNotFoundError()
         settings, backlog, most = self._settings, self._backlog, self._max_of_owner
         in_session = len(queue.jobs) if queue else 0
@@ -420,12 +419,12 @@ class Queues:
         return None
 
     def _acquire_leases(self, jobs: list[SessionJob]) -> list[SessionJob]:
-        """Submit a job that acquires the leases of several sessions and then starts their jobs. Return the others."""
+        """Submit a job that acquires the leases of several sessions, then starts their jobs. Return the other jobs."""
         states: dict[str, SessionState] = {}
         for job in jobs:
             operation = job.operation
             state = self.cache.get(operation.session_id)
-            # A session without a cached state must be read first: its job does that and acquires the lease.
+            # A session without a cached state must first be read. Its own job reads it and acquires the lease.
             if state is None or state.invalid or self._queues[operation.session_id].state is not None:
                 continue
             if operation.owner == state.session.owner:
@@ -446,7 +445,8 @@ class Queues:
         Raises:
             SessionNotFoundError: There is no such session, or it has another owner.
         """
-        # Only this job uses the queue's state while it runs. The store is read only without a cached state.
+        # No lock, because only this job uses the queue's state while it runs. Read the store only if no state is
+        # cached.
         queue = self._queues[operation.session_id]
         state = queue.state
         if state is None or state.invalid:
@@ -489,8 +489,8 @@ class Queues:
             return False
         queue.unfinished += 1
         if job.left_behind and job.stuck_from > now:
-            # The caller has given the job up early. With too many such jobs, the session waits, because a client could
-            # otherwise use up all threads of a worker.
+            # The job was abandoned before its function's own deadline. With too many of these jobs, the session waits,
+            # because a client could otherwise use up all threads of a worker.
             queue.left_behind += (job,)
         leased = self.leases.required and queue.state is not None and queue.state.leased
         queue.closing = leased and (not queue.jobs or now - queue.turn_began > TURN_SECONDS)
@@ -502,7 +502,7 @@ class Queues:
         return True
 
     def resume(self, job: SessionJob) -> None:
-        """Resume a session that may wait for an abandoned job, which has ended now."""
+        """Resume a session that might be waiting for an abandoned job, which has now ended."""
         queue = self._queues.get(job.operation.session_id)
         if queue is not None and job in queue.left_behind:
             queue.left_behind = tuple(other for other in queue.left_behind if other is not job)
@@ -552,7 +552,7 @@ class Queues:
         end = 0
         for job in changing:
             end += len(job.commits)
-            job.committed = kept[end - 1]  # after a refused commit, the session's later ones are refused, too
+            job.committed = kept[end - 1]  # the last commit decides: after a refusal, later commits are also refused
             if job.trace is not None:
                 job.trace.committed(began)
         with self._lock:
@@ -574,7 +574,7 @@ class Queues:
                 self.cache.pop(session_id)
 
     def _keep_time(self) -> None:
-        """Keep the leases up, and refuse the jobs that have waited too long, until the stop. Runs on its own thread."""
+        """Keep the leases up, and refuse jobs that have waited too long, until the stop. Runs on its own thread."""
         while not self._end.wait(POLL_SECONDS if self.leases.required else HEARTBEAT_SECONDS):
             self.leases.keep_up(self._queues.__contains__)
             with self._lock:
@@ -588,7 +588,7 @@ class Queues:
         self.leases.end()
 
     def _expire_in_lanes(self, now: float) -> None:
-        """Refuse the jobs that have waited too long in a lane. A session goes on with its next job."""
+        """Refuse the jobs that have waited too long in a lane. Their sessions continue with the next job."""
         for job in self.threads.expire(now - self._settings.queue_timeout_seconds):
             if isinstance(job, SessionJob):
                 job.drop()

@@ -1,8 +1,8 @@
-"""Session clock: a worker's copy of the store's clock, which the expiry of sessions uses.
+"""Session clock: a worker's copy of the store's clock, which determines when sessions expire.
 
-The store has one clock for all servers (`SessionStore.count_time`). A worker reads it from time to time, and adds the
-time since then from its own monotonic clock. So session time runs evenly even if a system clock is set, and stored
-times need no correction.
+The store maintains one clock for all servers (`SessionStore.count_time`). A worker reads it from time to time, and adds
+the time since the last reading from its own monotonic clock. So session time runs evenly, even if a system clock is
+set, and stored times need no correction.
 """
 
 import time

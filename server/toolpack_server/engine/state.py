@@ -1,14 +1,14 @@
 """Session state: a worker's cache of one session, which each operation updates.
 
-A state belongs to one operation at a time. Dropping a state only costs time. A state may be ahead of the store by
-commits that are in progress. If the store refuses one of them, the state is invalid.
+Only one operation at a time uses a state. Dropping a state costs only time. A state can be ahead of the store by
+commits that are in progress. If the store refuses one of these commits, the state becomes invalid.
 
 Cached facts
 ------------
 
-A worker caches facts about sessions, in states and elsewhere, and the store may contradict them. The table has all of
-these facts. Each row says what makes the fact stale, and what detects that before a stale fact does harm.
-`tests/engine/test_beliefs.py` has a test for each row.
+A worker caches facts about sessions, in states and elsewhere, and the store can contradict them. This table lists all
+these facts. Each row says what makes the fact stale, and what detects this before the stale fact does harm.
+`tests/engine/test_beliefs.py` contains a test for each row.
 
 ============================== ===================================== ==================================================
 Cached fact                    Made stale by                         Detected by
@@ -62,18 +62,18 @@ class Effect:
     """The effect of an operation on a session.
 
     Attributes:
-        answer: The answer to the caller. Operation hooks may replace it; the record doesn't change.
-        members: The members of the record that its kind defines; None: no record.
-        versions: The increase of the session's version.
+        answer: The answer to the caller. Operation hooks can replace it, which doesn't change the record.
+        members: The fields of the record that its kind defines. None: the operation has no record.
+        versions: The number by which the session's version increases.
         seconds: Duration of the operation.
         parts: The new blob ids of the changed parts.
-        new_blobs: The bytes of blobs that the store doesn't have yet, by id.
-        blobs: The current bytes of parts, as far as known.
-        live: The live environments that equal those bytes.
-        private: The members of the record that only the server reads.
-        record: The record to commit, once it is written; None: nothing to commit.
-        hook_state: The state of each operation hook as of this record.
-        next: An operation of the same session that runs next, before the answer goes out. `SessionJob` describes it.
+        new_blobs: The bytes of blobs that aren't in the store yet, by id.
+        blobs: The current bytes of the parts that the operation has read or written.
+        live: The decoded environments that equal these bytes.
+        private: The fields of the record that only the server reads.
+        record: The record to commit, once it is complete. None: there is nothing to commit.
+        hook_state: The state of each operation hook after this record.
+        next: An operation in the same session that runs next, before the caller is answered; see `SessionJob`.
     """
 
     answer: Any
@@ -93,9 +93,9 @@ class Effect:
 class SessionState(Generic[F]):
     """A worker's cache of one session.
 
-    Operations may read it: `session` has the data of its creation, `version` is the current version, and `index` is
-    the index of the last record. An operation returns its changes as an `Effect`. `facts` is a value that operations
-    derive from `session`; the engine only stores it.
+    Operations can read it: `session` contains the session's creation data, `version` is the current version, and
+    `index` is the index of the last record. An operation doesn't change the state, but returns its changes as an
+    `Effect`. `facts` is a value that operations derive from `session`; the engine only stores it.
     """
 
     __slots__ = (
@@ -108,11 +108,11 @@ class SessionState(Generic[F]):
         self.session = session
         self.expires_at = session.expires_at  # the last stored expiry
         self.blobs: dict[str, bytes] = {}  # the bytes of the parts that were used so far
-        # The environments that equal those bytes; an operation takes them out while it runs.
+        # The decoded environments that equal these bytes. An operation takes them out while it runs.
         self.live: dict[str, BaseModel] = {}
         self.parts: dict[str, str] = {}  # the blob id of each part
-        self.uncommitted: dict[str, Record] = {}  # the records with a commit in progress, by call_id
-        self.unstored: dict[str, bytes] = {}  # the blobs of those commits, by id
+        self.uncommitted: dict[str, Record] = {}  # the records whose commit is in progress, by call_id
+        self.unstored: dict[str, bytes] = {}  # the blobs in these commits, by id
         self.leased = False
         self.facts: F | None = None  # None until the session's stored data was verified
         self._session_bytes = _size(session)
@@ -125,7 +125,7 @@ class SessionState(Generic[F]):
 
     def follow(self, head: Head) -> None:
         """Update the state from the session's head in the store. Keep the bytes and objects that are still valid."""
-        for part in {**self.parts, **head.parts}:  # a volume may have more parts than before
+        for part in {**self.parts, **head.parts}:  # parts can be new, for example pieces of a volume
             if head.parts.get(part) != self.parts.get(part):
                 self.blobs.pop(part, None)
                 self.live.pop(live_name(part), None)
@@ -136,19 +136,19 @@ class SessionState(Generic[F]):
         self.hook_state: dict[Any, Any] = {}  # the state of each operation hook as of the last record
 
     def remembered(self, hook: Any, read: Callable[[], T]) -> T:
-        """Return the state of a hook as of the session's last record. Call `read` to create it at first use.
+        """Return the state of a hook after the session's last record. Call `read` to create it at first use.
 
-        A thread that has missed its deadline may still be reading while the session goes on. Its result then goes into
-        the old dictionary, because each later record has another.
+        A thread that has missed its deadline might still be in `read` while the session continues. Its result is then
+        stored in the old dictionary, where it does no harm, because each later record has a new dictionary.
         """
-        hook_state = self.hook_state  # before `read`: `apply` may replace it meanwhile
+        hook_state = self.hook_state  # before `read`, because `apply` might replace the dictionary meanwhile
         if hook not in hook_state:
             hook_state[hook] = read()
         value: T = hook_state[hook]
         return value
 
     def take_live(self) -> dict[str, BaseModel]:
-        """Remove and return the live environments, so that no later operation gets them after a missed deadline."""
+        """Remove and return the live environments, so that no later operation uses them after a missed deadline."""
         live, self.live = self.live, {}
         return live
 
@@ -174,7 +174,7 @@ class SessionState(Generic[F]):
             self.unstored.update(effect.new_blobs)
         if record.call_id is not None:
             self.uncommitted[record.call_id] = record
-        self.hook_state = effect.hook_state  # last: a reader that sees the new state must see the new record, too
+        self.hook_state = effect.hook_state  # last: a reader that sees the new state must also see the new record
         return Commit(
             session_id=self.session.id,
             epoch=self.epoch,
@@ -188,7 +188,7 @@ class SessionState(Generic[F]):
         )
 
     def _renewed_expiry(self, now: float) -> float | None:
-        """Renew the session. Return its new expiry, or None if the stored one is late enough."""
+        """Renew the session. Return its new expiry, or None if the stored expiry is late enough."""
         ttl = self.session.ttl_seconds
         if now + ttl <= self.expires_at:
             return None

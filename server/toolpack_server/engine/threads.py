@@ -1,12 +1,12 @@
 """Thread pool for jobs, with the leader/followers pattern (Schmidt), and the watcher of the jobs' deadlines.
 
-One thread leads. It takes the ready jobs one after the other and runs them itself, so no job waits for a thread switch.
-When no job is ready, the leader passes all complete jobs to `finish`, so that many jobs share one commit. Another
-thread takes the lead before the leader starts a job that isn't known to be quick, or when a job takes longer than a
-tick. The first thread then only finishes its job. Lanes limit the number of these slow jobs. A quick job that comes
-alone needs no leader, because the event loop's thread runs it; see `loop_driver`.
+One thread leads. It takes the ready jobs one after the other and runs them itself, so that no job waits for a thread
+switch. When no job is ready, the leader passes all complete jobs to `finish`, so that many jobs share one commit.
+Another thread takes the lead before the leader starts a job that isn't known to be quick, or when a job takes longer
+than a tick. From then on, the former leader only finishes its job. Lanes limit the number of these slow jobs. A quick
+job that comes alone needs no leader, because the event loop's thread runs it; see `loop_driver`.
 
-A job works in `run`, which touches no shared data. It changes shared data in `complete`, which is called once, under
+A job works in `run`, which accesses no shared data. It changes shared data in `complete`, which is called once, under
 this module's lock, and must be fast. A thread whose job has missed its deadline is *disowned*: its results are ignored.
 """
 
@@ -27,11 +27,11 @@ from toolpack_server.engine.pool_thread import SECOND_LOOK, PoolThread
 from toolpack_server.engine.waiting import Waiting
 from toolpack_server.functions.leftovers import leftover_threads
 
-TICK_SECONDS = LOOK_SECONDS  # between two looks of the watcher
-QUIET_TICKS = 200  # ticks without a running job, until the watcher waits for the next job
-IDLE_SECONDS = 10.0  # until an idle thread ends
-BATCH = 64  # complete jobs that are finished at the latest, although other jobs are ready
-LONE_JOBS_MIN = 4  # jobs in a row that came alone, until the event loop's thread runs the next one
+TICK_SECONDS = LOOK_SECONDS  # time between two checks by the watcher
+QUIET_TICKS = 200  # ticks without a running job after which the watcher sleeps until the next job
+IDLE_SECONDS = 10.0  # time after which an idle thread exits
+BATCH = 64  # number of complete jobs at which they are finished, even if other jobs are ready
+LONE_JOBS_MIN = 4  # number of jobs in a row that came alone, after which the event loop's thread runs the next such job
 
 
 class Threads:
@@ -41,8 +41,8 @@ class Threads:
         backlog: The number of waiting jobs; changed under the lock.
 
     Args:
-        finish: Called with batches of complete jobs in order, one batch at a time. It must not raise. After it, the
-            callers of the jobs are answered.
+        finish: Called with batches of complete jobs in order, one batch at a time. It must not raise. When it returns,
+            the callers of the jobs are answered.
         capacity: See `Lanes`.
     """
 
@@ -56,14 +56,14 @@ class Threads:
         self._finishing = threading.Lock()
         self._process = os.getpid()
         self._driver: LoopDriver | None = None
-        self._lone_jobs = 0  # jobs in a row that have come alone
+        self._lone_jobs = 0  # number of jobs in a row that came alone
         self._look_for_cancelled = False
-        self._idle = 0  # threads that wait to lead
-        self._ready: SimpleQueue[Job | None] = SimpleQueue()  # None only wakes the leader
+        self._idle = 0  # number of threads that wait to lead
+        self._ready: SimpleQueue[Job | None] = SimpleQueue()  # None is no job, but only wakes the leader
         self._waiting = Waiting(self._ready.put, self._pace)
         self._done: list[Job] = []
         self._leader: PoolThread | None = None
-        # The loop's driver adds threads without the lock. So copy the set in one step (`[*…]`), don't iterate over it.
+        # The loop's driver adds threads without the lock. So don't iterate over this set, but over a copy (`[*…]`).
         self._threads: set[PoolThread] = set()
         self._stuck: set[PoolThread] = set()  # threads with a job that was left behind; some don't count as stuck yet
         self._stopped = False
@@ -81,10 +81,10 @@ class Threads:
         self._ready.put(job)
 
     def submit_arrived(self, jobs: Sequence[Job], *, alone: bool) -> None:
-        """Run the jobs that can start now, of those that arrived in this turn of the event loop.
+        """Run those jobs from this turn of the event loop that can start now.
 
         Args:
-            alone: Only one job arrived, and no session had any work.
+            alone: Only one job arrived in this turn, and no session had any work.
         """
         self._lone_jobs = self._lone_jobs + 1 if alone else 0
         if self._lone_jobs > LONE_JOBS_MIN and jobs and self._driver is not None and self._pace.is_quick(jobs[0].kind):
@@ -116,12 +116,16 @@ class Threads:
     def expire(self, before: float) -> list[Job]:
         """Remove and return the jobs in lanes that arrived before a time. Call this under the lock."""
         expired = self._lanes.expire(before)
-        for job in expired:  # a job that waited for a slot to compute already has a slot of the functions' lane
+        for job in expired:  # a job that waited for a slot to compute already holds a slot in the functions' lane
             self._start(self._lanes.leave(job))
         return expired
 
     def stuck_threads(self) -> int:
-        """Return the number of threads in functions after their own deadline, and of threads that functions left."""
+        """Return the number of stuck threads.
+
+        These are threads that run a function after the function's own deadline, and threads that functions left
+        running.
+        """
         now = time.monotonic()
         stuck = sum(thread.is_stuck(now) for thread in list(self._stuck)) + self._waiting.stuck(now)
         return stuck + leftover_threads()
@@ -135,7 +139,7 @@ class Threads:
         self._look_for_cancelled = True
 
     def may_share(self, kind: str, function: str) -> bool:
-        """Return whether a call may await an async function's coroutine on the shared loop instead of its thread."""
+        """Return whether a call can await an async function's coroutine on the shared loop instead of on its thread."""
         return not self._stopped and self._pace.may_share(kind, function)
 
     def _start_thread(self, work: Callable[[PoolThread], None]) -> None:
@@ -158,14 +162,14 @@ class Threads:
                 self._run(thread, job)
                 if not self._complete(thread, job):
                     return
-                del job  # free its objects: the next job may come much later
+                del job  # free the job's objects, because the next job might arrive much later
                 if self._leader is not thread:
-                    self._ready.put(None)  # wake the leader, which may have nothing else to do
+                    self._ready.put(None)  # wake the leader, so that it finishes this job even if no other job arrives
 
     def _may_run(self, job: Job) -> bool:
         """Take the slots that a job needs to start or continue. Return False if the job must wait or has ended.
 
-        If the job may be slow, pass the lead to another thread first.
+        If the job isn't known to be quick, first pass the lead to another thread.
         """
         if job.call is not None:
             return self._take_back(job)
@@ -177,36 +181,36 @@ class Threads:
             if entered and not self._lanes.awaits(job):  # an awaiting job only starts and ends on this thread
                 try:
                     self._replace_leader()
-                except RuntimeError:  # no thread can start now; the watcher tries again
+                except RuntimeError:  # no thread can start now, so the watcher tries again
                     log.exception("The system allows no more threads")
         return entered
 
     def _run_alone(self, thread: PoolThread, job: Job) -> list[Job]:
-        """Run and finish a job that came alone, and return the jobs to answer. The event loop's thread calls this."""
+        """Run and finish a job that came alone, and return the jobs to answer. Called on the event loop's thread."""
         self._run(thread, job)
         return self._finish_done() if self._complete(thread, job) else []
 
     def _run(self, thread: PoolThread, job: Job) -> None:
-        """Run a job on this thread, without a lock, and wake the watcher first."""
-        if job.awaiting is not None:  # a loop has given the job back
+        """Wake the watcher, then run a job on this thread, without a lock."""
+        if job.awaiting is not None:  # a shared loop has returned the job unstarted
             self._waiting.go_on(job)
         thread.begin(job)
-        # Check before set: setting an event takes a lock, which would slow down each quick job.
+        # Check the event before setting it, because setting it acquires a lock, which would slow down each quick job.
         if not self._wake.is_set():
             self._wake.set()
         job.run()
-        if os.getpid() != self._process:  # a process that the function forked returns here, too
+        if os.getpid() != self._process:  # a process forked by the function also returns here
             os._exit(0)
 
     def _take_lead(self, thread: PoolThread) -> bool:
-        """Wait for the lead and take it. Return False if this thread must end."""
+        """Wait for the lead and take it. Return False if this thread must exit."""
         with self.lock:
             while self._leader is not None and not self._stopped:
                 self._idle += 1
                 woken = self._followers.wait(IDLE_SECONDS)
                 self._idle -= 1
-                # The last idle thread stays. If a wait has ended just before its thread was notified, there is no
-                # leader, and the thread takes the lead.
+                # The last idle thread doesn't exit. If a wait timed out just before its thread was notified, there is
+                # no leader, so the thread takes the lead.
                 if not woken and self._idle and self._leader is not None:
                     return False
             if not self._stopped:
@@ -214,9 +218,9 @@ class Threads:
             return not self._stopped
 
     def _next_job(self) -> Job | None:
-        """Return the next job. If none is ready, or enough are complete, finish the complete jobs and return None."""
+        """Return the next job. If no job is ready, or `BATCH` jobs are complete, finish these and return None."""
         if self._done:
-            # Callers wait for the commit, so take only a job that is ready.
+            # Callers are waiting for the commit, so don't wait for the next job.
             if len(self._done) < BATCH:
                 try:
                     return self._ready.get_nowait()
@@ -227,16 +231,22 @@ class Threads:
         return self._ready.get()
 
     def _finish_done(self) -> list[Job]:
-        """Finish and return all complete jobs. One thread at a time does this, so that commits keep their order."""
+        """Finish and return all complete jobs.
+
+        Only one thread at a time does this, so that commits keep their order.
+        """
         with self._finishing:
-            # Take the jobs under `_finishing`, to include jobs that were completed while another thread finished.
+            # Take the jobs under `_finishing`, to include jobs completed while another thread finished its batch.
             with self.lock:
                 batch, self._done = self._done, []
             self._finish(batch)
         return batch
 
     def _take_back(self, job: Job) -> bool:
-        """Continue a job after the end of its coroutine. If the watcher has answered it, clean up and return False."""
+        """Continue a job after the end of its coroutine.
+
+        If the watcher has already answered the job, clean up and return False.
+        """
         with self.lock:
             if self._waiting.take(job):
                 self._pace.record_run(job.kind, job.awaited_seconds, 0.0)
@@ -247,7 +257,7 @@ class Threads:
         return False
 
     def _let_wait(self, thread: PoolThread, job: Job) -> bool:
-        """Move a job to the waiting calls, unless its deadline was first. Return whether this thread goes on."""
+        """Move a job to the waiting calls, unless its deadline has passed. Return whether this thread continues."""
         with self.lock:
             if not thread.disowned:
                 thread.job = None
@@ -261,7 +271,7 @@ class Threads:
         return False
 
     def _complete(self, thread: PoolThread, job: Job) -> bool:
-        """Complete a job, unless its deadline was first. Return whether this thread goes on."""
+        """Complete a job, unless the watcher has completed it at its deadline. Return whether this thread continues."""
         if job.awaiting is not None:
             return self._let_wait(thread, job)
         with self.lock:
@@ -276,7 +286,7 @@ class Threads:
                 self._pace.record_run(job.kind, seconds, 0.0 if seconds < QUICK_SECONDS else thread.used_processor())
             if job.in_lane:
                 self._start(self._lanes.leave(job))
-            # If the process was stopped, the deadline may have passed before the watcher noticed.
+            # If the process was suspended, the deadline might have passed without the watcher noticing.
             if job.complete(timed_out=job.is_over(now)):
                 self._done.append(job)
             return True
@@ -284,31 +294,36 @@ class Threads:
     # What the watcher does
 
     def _watch(self) -> None:
-        """Look at all running jobs once per tick, until the stop. After some ticks without a job, wait for one."""
+        """Check all running jobs once per tick, until the stop.
+
+        After some ticks without a job, sleep until the next.
+        """
         quiet = 0
         while not self._stopped:
             time.sleep(TICK_SECONDS)
-            # Clear the event before the look: a job that starts from here on sets it again, so no job is missed.
+            # Clear the event before the check: a job that starts from here on sets it again, so no job is missed.
             self._wake.clear()
             with self.lock:
                 busy = [thread for thread in [*self._threads] if thread.job is not None]
                 try:
                     self._look_at(busy)
-                except RuntimeError:  # no thread can start now; the next look tries again
+                except RuntimeError:  # no thread can start now, so the next check tries again
                     log.exception("The system allows no more threads")
                 self._look_at_waiting()
             self._waiting.look()
             quiet = 0 if busy or self._wake.is_set() or len(self._waiting) else quiet + 1
-            # Not at once: while single calls arrive in a row, waking this thread for each would cost more than ticks.
+            # Don't sleep at once: if single calls arrive in a row, waking this thread for each call costs more than the
+            # ticks.
             if quiet > QUIET_TICKS and not self._stopped:
                 self._wake.wait()
 
     def _look_at(self, busy: list[PoolThread]) -> None:
-        """Look at the running jobs: end them at their deadlines, and give slow jobs their slots. Under the lock."""
+        """Check the running jobs: end them at their deadlines, and give slots to slow jobs. Called under the lock."""
         now = time.monotonic()
         if self._driver is not None:
             self._driver.look(now, TICK_SECONDS)
-        # `sum` and not `any`: `computes` covers the time since its last call, so call it for each thread in each tick.
+        # Use `sum`, because `any` would skip threads: `computes` measures the time since its last call, so it must be
+        # called for each thread in each tick.
         computing = sum(thread.computes(TICK_SECONDS) for thread in self._stuck) > 0
         for thread in busy:
             thread.looks += 1
@@ -320,7 +335,7 @@ class Threads:
         self._pace.share_interpreter(computing=computing)
 
     def _look_at_waiting(self) -> None:
-        """Answer the waiting calls that missed their deadlines, and start the calls that need a thread after all."""
+        """Answer the waiting calls that missed their deadlines. Start calls on threads if their function was blamed."""
         look_for_cancelled, self._look_for_cancelled = self._look_for_cancelled, False
         for job in self._waiting.take_over(time.monotonic(), look_for_cancelled=look_for_cancelled):
             job.left_behind = True
@@ -334,7 +349,7 @@ class Threads:
     def _look_at_slow(self, thread: PoolThread) -> None:
         """Update the lanes and statistics with a slow job. If its thread leads, pass the lead to another thread.
 
-        A thread keeps the lead only if no thread is idle and the maximum number of threads runs.
+        The thread keeps the lead only if no other thread is idle and the maximum number of threads is running.
         """
         job = thread.job
         if job is not None:
@@ -343,19 +358,19 @@ class Threads:
             self._replace_leader()
 
     def _time_out(self, thread: PoolThread, job: Job) -> None:
-        """Complete a job at its deadline and disown its thread, which ends with the job."""
-        # First, because only this step can fail: then nothing has changed, and the next look tries again.
+        """Complete a job at its deadline and disown its thread, which exits when the job ends."""
+        # This step is first, because only this step can fail: nothing has changed then, and the next check tries again.
         if self._leader is thread:
             self._replace_leader()
         thread.disowned = job.left_behind = True  # before `complete`, which reads `left_behind`
-        # The thread no longer counts towards the limit of threads, or an endless loop would block other jobs.
+        # Stop counting the thread towards the maximum number, because an endless loop would otherwise block other jobs.
         self._threads.discard(thread)
         self._stuck.add(thread)
         self._start(self._lanes.leave_behind(job))
         job.complete(timed_out=True)
         self._done.append(job)
         self._ready.put(None)  # wake the leader, which finishes the job
-        thread.interruptible.interrupt()  # last: the answer above doesn't depend on whether the function ends
+        thread.interruptible.interrupt()  # last, because the answer must not depend on whether the function ends
 
     # What threads and the watcher do, under the lock
 
@@ -365,19 +380,19 @@ class Threads:
             self._ready.put(job)
 
     def _replace_leader(self) -> None:
-        """Take the lead from a thread, so that an idle thread or a new one takes it.
+        """Take the lead from a thread, so that an idle thread or a new thread takes it.
 
         Raises:
-            RuntimeError: The system allows no more threads. Then the lead stays where it was.
+            RuntimeError: The system allows no more threads. The thread keeps the lead.
         """
         if self._idle:
             self._followers.notify()
         else:
             self._start_thread(self._work)
-        self._leader = None  # after the start, which may fail; the other thread sees it under the lock
+        self._leader = None  # after the start, because this can fail; the other thread reads `_leader` under the lock
 
     def _discard(self, thread: PoolThread) -> None:
-        """Forget a thread that ends, free its job's slots, and resume the session that may wait for the job."""
+        """Forget a thread that exits, free its job's slots, and resume the session that might wait for the job."""
         with self.lock:
             self._threads.discard(thread)
             self._stuck.discard(thread)
