@@ -1,9 +1,9 @@
 """Transport of calls to an executor and back, and the executor's cache of environments.
 
-An executor keeps the environments of its last calls as objects, so that the next call of a session needn't decode them.
-The worker decides which of them may be used: its request lists the parts of environments that the executor should have
-in its cache, and contains the bytes of the other parts. If the cache has dropped a part, the executor asks for its
-bytes. The worker checks each answer.
+An executor keeps the environments of its last calls as objects, so that the next call in a session needn't decode them.
+The worker decides which of these objects are up to date: its request lists the parts of environments that the executor
+should take from its cache, and contains the bytes of the other parts. If the cache has dropped a part, the executor
+asks for the part's bytes. The worker checks each answer.
 """
 
 import itertools
@@ -58,19 +58,19 @@ from toolpack_server.functions.tracebacks import MAX_CHARACTERS, MAX_PLACE
 from toolpack_server.jsonio.strict import Fragment, dumps
 from toolpack_server.volumes.volume import SLOTS, is_piece
 
-LIVE_BYTES = 4 * 2**20  # size of an executor's cache in bytes of snapshots; the objects take 4 to 8 times as much
-RUNTIMES = 256  # max `SessionRuntime`s that an executor caches
-COMPARISON_STARTS = "/comparing"  # sent in place of a part's name when a read-only check starts
+LIVE_BYTES = 4 * 2**20  # size of an executor's cache, in bytes of snapshots; the objects need 4 to 8 times this memory
+RUNTIMES = 256  # maximum number of `SessionRuntime`s that an executor caches
+COMPARISON_STARTS = "/comparing"  # sent in place of a part's name, to tell the worker that a read-only check starts
 CUT_BYTES = 128  # maximum size of the placeholder for a result that was cut
 
 
 class ProcessReference(NamedTuple):
-    """Reference to an environment or a volume in an executor's cache, equal to the stored bytes.
+    """Reference to an object in an executor's cache: a part or a volume that equals the stored bytes.
 
     Attributes:
         process: The number of the executor.
-        tag: The key in its cache: the number of the call that left the object there.
-        pieces: For a volume, the blob ids of its pieces. The reference is stale if the session has others.
+        tag: The key in the executor's cache, which is the number of the call that left the object there.
+        pieces: For a volume, the blob ids of its pieces. The reference is stale if the session's pieces have other ids.
     """
 
     process: int
@@ -79,7 +79,7 @@ class ProcessReference(NamedTuple):
 
 
 class CallTransport(Transport[Outcome]):
-    """Transport of one call. It prefers the executor that has the session's environments in its cache."""
+    """Transport of one call. It prefers the executor whose cache contains the session's environments."""
 
     _operation: RunCall
     _tags = itertools.count()  # numbers of calls, as keys of executors' caches
@@ -106,7 +106,7 @@ class CallTransport(Transport[Outcome]):
 
     @override
     def write(self, codec: Codec, process: int) -> Frame:
-        """Build the request, with the environments that the executor doesn't have in its cache."""
+        """Build the request, with the bytes of the parts that aren't in the executor's cache."""
         plan = self._plan
         held = {part: reference.tag for part, reference in self._live.items() if reference.process == process}
         missing = [part for part in self._used if part not in held]
@@ -123,7 +123,8 @@ class CallTransport(Transport[Outcome]):
             "sent": missing,  # the names of the parts in the frame's pieces
             "cached": held,
             "tag": self._tag,
-            # As text: a time after the year 2554 has more than 64 bits, which isn't allowed beside fragments.
+            # As JSON text, because `dumps` allows no integers above 64 bits beside a `Fragment`, but a pinned time
+            # after the year 2554 is such an integer.
             "policy": plan.policy and Fragment(dumps(dump_policy(plan.policy))),
         }
         pieces = [unseal_part(codec, self._snapshot, part) for part in missing]
@@ -132,7 +133,7 @@ class CallTransport(Transport[Outcome]):
 
     @override
     def supply(self, need: Any, codec: Codec) -> Frame:
-        """Return a part that the function uses beyond its footprint, or that the executor's cache has dropped."""
+        """Return a part that the function uses outside its footprint, or that the executor's cache has dropped."""
         if need == COMPARISON_STARTS:
             check_answer(self._plan.compares and self._comparisons <= len(self._plan.nested))
             self._comparisons += 1
@@ -144,7 +145,7 @@ class CallTransport(Transport[Outcome]):
     @override
     def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
         nested, parts = len(self._plan.nested), 0 if self._plan.read_only else len(self._parts)
-        texts = 2 * context.max_result_bytes + nested * CUT_BYTES  # the result, and those of the nested calls together
+        texts = 2 * context.max_result_bytes + nested * CUT_BYTES  # the result, and the results of all nested calls
         pieces, volume_bytes = 0, 0
         if self._volumes and not self._plan.read_only:
             pieces, volume_bytes = SLOTS * len(self._volumes), len(self._volumes) * largest_piece(context.codec)
@@ -170,7 +171,7 @@ class CallTransport(Transport[Outcome]):
             )
         )
         for text in nested:
-            orjson.loads(text)  # check that it is JSON, as for the result below
+            orjson.loads(text)  # check that it is JSON, like the result below
         outcome = Outcome(comparison=self._comparison(head["comparison"]), nested=nested)
         if head["failure"] is None:
             _check_result(result, content=plan.content)
@@ -190,7 +191,7 @@ class CallTransport(Transport[Outcome]):
         return outcome
 
     def _comparison(self, members: Any) -> ReadOnlyCheck | None:
-        """Check and return the read-only check of a call. Raises as `Transport.read`."""
+        """Validate and return a call's read-only check. Raise the same errors as `Transport.read`."""
         check_answer((members is not None) == self._plan.compares)
         if members is None:
             return None
@@ -212,7 +213,7 @@ class CallTransport(Transport[Outcome]):
 
 
 class _Calls:
-    """Runs functions in an executor, and caches the environments that were used last."""
+    """Runs functions in an executor, and caches the most recently used environments."""
 
     def __init__(self, context: ExecutionContext, ask: Ask) -> None:
         self._context = context
@@ -221,11 +222,15 @@ class _Calls:
         self._runtime = lru_cache(maxsize=RUNTIMES)(self._make_runtime)
 
     def serve(self, request: Frame) -> Frame:
-        """Run the function of a request, and return the answer. Keep the environments that it used in the cache."""
+        """Run a request's function, and return the answer.
+
+        Keep the environments that the function used in the cache.
+        """
         head, context = request.head, self._context
         offered = None if head["offered"] is None else frozenset(head["offered"])
         plan = self._runtime(tuple(head["toolpacks"]), offered).plan(head["function"], head["kwargs"])
-        # Only the worker knows which functions changed an environment, in any executor, although they are read-only.
+        # Only the worker knows which functions were caught, in any executor, changing an environment although they are
+        # declared read-only.
         plan.trusted -= frozenset(head["distrusted"])
         plan.read_only, plan.compares, plan.tracebacks = head["read_only"], head["compares"], head["tracebacks"]
         plan.comparing = self._report_comparison
@@ -242,7 +247,7 @@ class _Calls:
         sizes.update({part: len(blob) for part, (_, blob) in outcome.blobs.items()})
         unused = {(head["cached"][part], part): (live, sizes[part]) for part, live in snapshot.live.items()}
         used = {(head["tag"], part): (live, sizes.get(part, 0)) for part, live in outcome.live.items()}
-        self._live.put_all({**unused, **used})  # at least the last environment stays, even if it exceeds the size
+        self._live.put_all({**unused, **used})  # the last environment stays, even if it exceeds the cache's size
         comparison = outcome.comparison
         answer = {
             "failure": outcome.failure and outcome.failure.members(),
@@ -265,20 +270,23 @@ class _Calls:
 
 
 def _digests(values: Any, parts: Iterable[str], policy: ExecutionPolicy) -> dict[str, Any]:
-    """Check and return the digests that the execution policy computed for changed parts. Raises as `Transport.read`."""
+    """Validate and return the digests that the execution policy computed for changed parts.
+
+    Raise the same errors as `Transport.read`.
+    """
     check_answer(isinstance(values, dict) and values.keys() == {*parts})
     return {part: policy.digest_type.validate_python(value) for part, value in values.items()}
 
 
 def _counts(counts: Any, volumes: Sequence[Stored]) -> dict[str, int]:
-    """Check and return the number of changes in each volume. Raises as `Transport.read`."""
+    """Validate and return the number of changes in each volume. Raise the same errors as `Transport.read`."""
     check_answer(isinstance(counts, dict) and counts.keys() <= {stored.name for stored in volumes})
     check_answer(all(type(count) is int and count >= 0 for count in counts.values()))
     return dict(counts)
 
 
 def _check_result(result: bytes, *, content: bool) -> None:
-    orjson.loads(result)  # the bytes are inserted into answers and records, so they must be JSON
+    orjson.loads(result)  # the bytes are inserted into responses and records, so they must be JSON
     if content:
         try:
             check_content(result)
@@ -287,12 +295,15 @@ def _check_result(result: bytes, *, content: bool) -> None:
 
 
 def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure:
-    """Check and return the failure of a call. The executor has cut its texts already. Raises as `Transport.read`."""
+    """Validate and return a call's failure, whose texts the executor has already cut.
+
+    Raise the same errors as `Transport.read`.
+    """
     members, traceback, raised_at = head["failure"], head["traceback"], head["raised_at"]
     kind, message, why = members["kind"], members["message"], Failure(members["why"])
     errors, similar = members["errors"], members["similar"]
     check_answer(isinstance(kind, str) and isinstance(message, str) and why in OF_CALLS)
-    check_answer(len(kind) + len(message) <= max_bytes + MAX_SHOWN)  # a shortened text says so at its end
+    check_answer(len(kind) + len(message) <= max_bytes + MAX_SHOWN)  # a cut text has a note about this at its end
     check_answer(errors is None or (isinstance(errors, list) and len(dumps(errors)) <= max_bytes))
     check_answer(similar is None or {*similar} <= plan.runtime.functions.keys())
     check_answer(traceback is None or (isinstance(traceback, str) and len(traceback) <= 2 * MAX_CHARACTERS))
@@ -301,7 +312,7 @@ def _failure(head: Mapping[str, Any], plan: Plan, max_bytes: int) -> CallFailure
 
 
 class _Transports(dict[type[RunnerOperation[Any]], type[Transport[Any]]]):
-    """The transports by operation, with a default that depends on the form of the result."""
+    """Transports by class of operation. The default for other classes depends on the form of the result."""
 
     def __missing__(self, kind: type[RunnerOperation[Any]]) -> type[Transport[Any]]:
         return BytesTransport if kind.shape is None else Transport

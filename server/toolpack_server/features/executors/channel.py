@@ -1,8 +1,8 @@
-"""Channel of frames between a worker and an executor. A frame is plain JSON and pieces of bytes.
+"""Channel for frames between a worker and an executor. A *frame* is one message: plain JSON and pieces of bytes.
 
-The worker treats an executor's frames as an attacker's input. A frame starts with its lengths, and its JSON has the
-length of each piece. So the receiver can reject a frame that is longer than allowed before it reads the frame. Each
-side sends one frame and then waits for a frame of the other side.
+The worker treats an executor's frames as an attacker's input. A frame starts with its lengths, and its JSON lists the
+length of each piece, so that the receiver can reject a frame that is too long before it reads the frame. Each side
+sends one frame and then waits for a frame from the other side.
 """
 
 import socket
@@ -15,11 +15,11 @@ from toolpack_server.base.errors import InternalSignal, TooLargeError
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.rpc.parsing import has_more_values
 
-MAX_HEAD_BYTES = 4 * 2**20  # max size of the JSON in an executor's frame
-MAX_HEAD_VALUES = 250_000  # max number of values in that JSON
+MAX_HEAD_BYTES = 4 * 2**20  # maximum size of the JSON in an executor's frame
+MAX_HEAD_VALUES = 250_000  # maximum number of values in this JSON
 
-_LENGTHS = struct.Struct("<II")  # bytes of the JSON, and of all pieces together
-_AT_ONCE = 65_536  # bytes of one read, and max bytes of pieces that are copied to be sent with the JSON
+_LENGTHS = struct.Struct("<II")  # size of the JSON in bytes, and total size of all pieces
+_AT_ONCE = 65_536  # bytes per read; also the limit below which pieces are copied, to be sent together with the JSON
 
 
 class Frame(NamedTuple):
@@ -33,7 +33,7 @@ class ExecutorGoneError(InternalSignal):
     """The process at the other end of a channel has exited.
 
     Attributes:
-        unread: The process exited before it read the last frame, so it hasn't begun with the request in it.
+        unread: The process exited before it read the last frame, so it hasn't begun the request in this frame.
     """
 
     def __init__(self, *, unread: bool = False) -> None:
@@ -45,7 +45,7 @@ class Channel:
     """One end of a socket that carries frames.
 
     Args:
-        max_bytes: Maximum size of all pieces of a received frame; None if the sender is trusted.
+        max_bytes: Maximum total size of the pieces of a received frame. None: the sender is trusted.
     """
 
     def __init__(self, end: socket.socket, max_bytes: int | None = None) -> None:
@@ -60,7 +60,7 @@ class Channel:
 
         Raises:
             ExecutorGoneError: The other end is closed.
-            TooLargeError: The JSON is longer than `max_head_bytes`; nothing was sent.
+            TooLargeError: The JSON is longer than `max_head_bytes`, so nothing was sent.
         """
         text = dumps([head, [len(piece) for piece in pieces]])
         if max_head_bytes is not None and len(text) > max_head_bytes:
@@ -83,8 +83,8 @@ class Channel:
         """Wait for a frame.
 
         Args:
-            read: Parses the JSON. `orjson.loads` is faster, but only for integers below 2**64.
-            allows: Returns whether the frame may have pieces of these sizes; None allows any.
+            read: Parses the JSON. `orjson.loads` is faster, but supports only integers below 2**64.
+            allows: Returns whether the frame may contain pieces of these sizes. None: any sizes are allowed.
 
         Raises:
             ExecutorGoneError: The other end is closed.
@@ -124,7 +124,7 @@ class Channel:
         return Frame(head, pieces)
 
     def _read_until(self, start: bytes | bytearray, size: int) -> bytes | bytearray:
-        """Read until there are `size` bytes, `start` included."""
+        """Read until `size` bytes are available, including `start`."""
         if len(start) >= size:
             return start
         buffer = bytearray(size)
@@ -138,14 +138,14 @@ class Channel:
         return buffer
 
     def shutdown(self) -> None:
-        """Shut down both directions, which unblocks both ends. Thread-safe."""
+        """Shut down both directions, which unblocks both ends. This is thread-safe."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # one of the ends is closed already
+        except OSError:  # one of the ends is already closed
             return
 
     def detach(self) -> None:
-        """Close the socket in a process that a function forked. Otherwise the worker wouldn't see the executor exit."""
+        """Close the socket in a process forked by a function. Otherwise the worker wouldn't see the executor exit."""
         detach([self._socket.fileno()])
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Zygote and executors, as their worker sees them.
+"""Handles of the zygote and the executors, through which their worker starts, uses and kills them.
 
-An executor is killed through a pidfd. The system may have given its process id to another process, but a pidfd always
-means the same process.
+An executor is killed through a pidfd, because a pidfd always refers to the same process. After the executor has exited,
+the system might assign its process id to another process.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from toolpack_server.features.executors.zygote import MAX_CONFIGURATION
 from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.packs.inventory import Inventory
 
-# The zygote gets this process's module path, so that it finds the same modules. The path is sent through the socket,
-# because a command line should stay short.
+# The zygote receives this process's `sys.path`, so that it finds the same modules. The path is sent through the socket,
+# because the command line should stay short.
 _COMMAND = """
 import json, socket, sys
 control = socket.socket(fileno=int(sys.argv[2]))
@@ -44,17 +44,17 @@ main(control)
 """
 _next_number = itertools.count(1)
 DIFFERENT_TOOLPACKS = "their classes or functions differ from those that the server has loaded: restart the server."
-START_SECONDS = 60.0  # interval of warnings while an executor starts; it may have to import the toolpacks
-MAX_STARTS = 20  # intervals until a start counts as failed
-STATUS_SECONDS = 2.0  # timeout for an executor's exit status from the zygote
-END_SECONDS = 2.0  # timeout for the exit of the zygote and its descendants
+START_SECONDS = 60.0  # interval of warnings while an executor starts; it is long, because toolpacks can import slowly
+MAX_STARTS = 20  # number of these intervals after which a start counts as failed
+STATUS_SECONDS = 2.0  # time limit for the zygote to report an executor's exit status
+END_SECONDS = 2.0  # time limit for the exit of the zygote and its descendants
 
 
 class Zygote:
-    """Starts the zygote and lets it fork executors.
+    """Handle of the zygote: starts the zygote, and requests executors from it.
 
     Args:
-        expected: The toolpacks that the zygote must find.
+        expected: The toolpacks that the server has loaded. The zygote must load the same toolpacks.
 
     Raises:
         StartError: The zygote can't load the toolpacks, or loads different ones.
@@ -67,9 +67,9 @@ class Zygote:
         self._start()
 
     def _start(self) -> None:
-        """Start the zygote, and check its toolpacks. Raise a `StartError` if it can't load them, or loads others."""
+        """Start the zygote and check its toolpacks. Raise a `StartError` if it can't load them, or loads other ones."""
         answer = self._launch()
-        # If importing the toolpacks starts threads, which a fork doesn't copy, let each executor import them instead.
+        # If importing the toolpacks starts threads, let each executor import them, because a fork doesn't copy threads.
         if answer.get("threads"):
             self.close()
             self._configuration = replace(self._configuration, preload=False)
@@ -84,10 +84,10 @@ class Zygote:
     def _launch(self) -> Mapping[str, Any]:
         """Start the zygote and return its answer about the toolpacks."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The settings of the server may contain secrets, so the zygote doesn't get them.
+        # The server's settings can contain secrets, so the zygote doesn't receive them.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         with theirs:
-            # This command uses no shell and no input of a client.
+            # This command uses no shell and contains no input from clients.
             self._process = subprocess.Popen(  # noqa: S603
                 [
                     *(sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions)),
@@ -114,7 +114,7 @@ class Zygote:
         """Fork an executor.
 
         Args:
-            again: If the zygote has exited, start a new one; else return None.
+            again: If the zygote has exited, start a new zygote. Otherwise, return None in this case.
 
         Raises:
             StartError: The new zygote can't be started.
@@ -128,7 +128,7 @@ class Zygote:
             return child
 
     def _fork(self) -> "ExecutorProcess | None":
-        """Let the zygote fork an executor. Return None if the zygote has exited."""
+        """Request an executor from the zygote. Return None if the zygote has exited."""
         end, theirs = socket.socketpair()
         ended, status = os.pipe()
         printed, output = os.pipe()
@@ -157,29 +157,29 @@ class Zygote:
 
 
 class ExecutorProcess:
-    """The worker's handle of one executor. Its blocking methods raise `ExecutorGoneError` if the executor exits."""
+    """Handle of one executor. Its blocking methods raise `ExecutorGoneError` if the executor exits."""
 
     def __init__(self, channel: Channel, ended: int, output: Output, zygote: int, expected: Inventory) -> None:
         self._channel = channel
         self._output = output
-        self.number = next(_next_number)  # unique in this process
-        self.calls = 0
-        self.clean = True  # the executor has run only operations that leave no traces
+        self.number = next(_next_number)  # id of the executor, unique in this process
+        self.calls = 0  # number of answered requests
+        self.clean = True  # the executor has run no function that an agent called
         self.awaits_answer = False  # the last request isn't answered yet
-        self._begun = False  # the executor has sent a frame since the last request
+        self._begun = False  # the executor has sent a frame since the last request, so it has begun the request
         self.idle_since = time.monotonic()
-        self.retired = False
-        self._ended = ended  # pipe with the exit status, from the zygote
+        self.retired = False  # the executor must be replaced after this request
+        self._ended = ended  # pipe through which the zygote reports the exit status
         self._zygote = zygote
         self._expected = expected
-        self._process: int | None = None  # pidfd
-        self._poller = select.poll()  # readable when the executor exits or sends an unexpected frame
-        self._speaks = select.poll()  # readable when the executor answers or prints
+        self._process: int | None = None  # pidfd; None until the executor is ready
+        self._poller = select.poll()  # has an event when the executor exits or sends an unexpected frame
+        self._speaks = select.poll()  # has an event when the executor answers or prints
         self._speaks.register(channel.fileno(), select.POLLIN)
         self._speaks.register(output.fileno(), select.POLLIN)
 
     def _greeting(self) -> Mapping[str, Any]:
-        """Read the first frame of the executor, which it sends when it is ready or can't be set up."""
+        """Read the executor's first frame, which the executor sends when it is ready or can't be set up."""
         try:
             return self._channel.receive(allows=lambda sizes: not sizes).head
         except ExecutorGoneError:
@@ -211,8 +211,9 @@ class ExecutorProcess:
             descriptor = os.pidfd_open(process)
         except (KeyError, OSError, TypeError, ValueError, OverflowError):
             raise ExecutorGoneError from None
-        # The greeting may name any process of the system, but `kill` must hit only the executor. So the process must be
-        # a child of the zygote. The pidfd must still be that of a running process, so that both are the same process.
+        # An untrusted greeting could name any process of the system, but `kill` must kill only the executor. So check
+        # that the process is a child of the zygote. If the pidfd's process is still running after this check, the pidfd
+        # refers to the checked process.
         if system.parent_of(process) != self._zygote or _is_ready(descriptor):
             os.close(descriptor)
             raise ExecutorGoneError
@@ -224,9 +225,9 @@ class ExecutorProcess:
         """Send a request, or the data that the executor asked for.
 
         Raises:
-            ExecutorGoneError: The executor has exited. `unread` is true only if it hasn't begun with the request.
+            ExecutorGoneError: The executor has exited. `unread` is true only if it hasn't begun the request.
         """
-        self._begun &= self.awaits_answer  # a new request: not begun
+        self._begun &= self.awaits_answer  # if this is a new request, the executor hasn't begun it
         self.awaits_answer = True
         try:
             self._channel.send(head, pieces)
@@ -237,10 +238,10 @@ class ExecutorProcess:
         """Wait for a frame: the answer, or a request for data (`need`).
 
         Args:
-            allows: Returns whether the frame may have pieces of these sizes.
+            allows: Returns whether the frame may contain pieces of these sizes.
 
         Raises:
-            ExecutorGoneError: The executor has exited. `unread` is true only if it hasn't begun with the request.
+            ExecutorGoneError: The executor has exited. `unread` is true only if it hasn't begun the request.
             ValueError: The data isn't a valid frame.
         """
         self._output.wait_for(self._channel.fileno(), self._speaks)
@@ -258,7 +259,7 @@ class ExecutorProcess:
         """Return the text that the executor has printed since the last call of this method, for the log.
 
         Args:
-            rest: Read the remaining output first, because the executor may have exited.
+            rest: First read the remaining output, because the executor might have exited.
         """
         if rest:
             self._output.read()
@@ -269,7 +270,10 @@ class ExecutorProcess:
         return not self._poller.poll(0)
 
     def kill(self) -> None:
-        """Kill the executor, which wakes the thread that waits for it. Thread-safe until `close`; doesn't block."""
+        """Kill the executor, which wakes the thread that waits for it.
+
+        This doesn't block, and is thread-safe until `close`.
+        """
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
@@ -278,8 +282,8 @@ class ExecutorProcess:
     def exit_reason(self) -> str | None:
         """Return how the executor exited, for example "signal 11".
 
-        None: the zygote has exited, too, so the executor didn't crash by itself. An executor whose status isn't
-        reported within `STATUS_SECONDS` is killed.
+        Return None if the zygote has also exited, because the executor then didn't crash by itself. If the zygote
+        doesn't report a status within `STATUS_SECONDS`, the executor is killed.
         """
         if not _is_ready(self._ended, STATUS_SECONDS):
             self.kill()
@@ -301,7 +305,10 @@ class ExecutorProcess:
 
 
 def _is_ready(descriptor: int, seconds: float = 0) -> bool:
-    """Return whether a descriptor becomes readable within `seconds`. A pidfd does when its process exits."""
+    """Return whether a descriptor becomes readable within `seconds`.
+
+    A pidfd is readable once its process has exited.
+    """
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(seconds * 1000))

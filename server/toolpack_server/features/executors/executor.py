@@ -1,8 +1,7 @@
 """Main loop of an executor, a process that handles requests one after the other in its main thread.
 
 The executor exits when the worker closes the connection. After each request, the executor reports whether the function
-has left something behind: threads, child processes or a changed working directory. The worker then replaces the
-executor.
+has left threads, child processes or a changed working directory. If so, the worker replaces the executor.
 """
 
 import contextlib
@@ -41,19 +40,19 @@ class Configuration:
 
     pack_dirs: list[str]
     packs: list[str]
-    preload: bool  # whether the zygote imports the toolpacks; else each executor does
-    operations: list[str]  # as `module:class`
+    preload: bool  # the zygote imports the toolpacks; if False, each executor imports them
+    operations: list[str]  # classes of the supported operations, as `module:class`
     policies: list[str]  # classes of execution policies, as `module:class`
-    max_environment_bytes: int  # maximum size of the snapshot of a part
-    max_result_bytes: int  # maximum size of the result of a call as JSON
-    max_answer_bytes: int  # maximum size of all pieces of an answer
-    sandbox: list[str]
+    max_environment_bytes: int  # maximum size of a part's snapshot
+    max_result_bytes: int  # maximum size of a call's result as JSON
+    max_answer_bytes: int  # maximum total size of an answer's pieces
+    sandbox: list[str]  # kinds of resources to block: `files`, `network`, or both
     hidden: list[str]  # the server's own files and folders, which the sandbox hides
-    volumes: list[str]  # kinds of volumes, as `module:class`
-    limits: list[Any]  # the values of `Limits` for volumes
+    volumes: list[str]  # classes of volumes, as `module:class`
+    limits: list[Any]  # values of the fields of `Limits`, which apply to volumes
     scratch_dir: str | None
     scratch_bytes: int  # maximum size of one executor's files in the scratch folder
-    memory_bytes: int  # maximum memory beyond an executor's memory at the start; 0: no limit
+    memory_bytes: int  # maximum memory that an executor can use beyond its memory at the start; 0: no limit
 
 
 def run_executor(
@@ -68,9 +67,9 @@ def run_executor(
     """Turn this process into an executor, and handle requests until the worker closes the connection.
 
     Args:
-        catalog: The toolpacks. None: the executor imports them. It enters the sandbox first, because a sandbox doesn't
-            apply to threads that run already.
-        scratch: The parent folder of the executor's own folder. The zygote removes the own folder.
+        catalog: The toolpacks. None: the executor imports them, after entering the sandbox, because the sandbox doesn't
+            apply to threads that were started before.
+        scratch: The parent folder of the executor's own folder, which the zygote removes after the executor's exit.
     """
     system.end_with_parent(zygote)
     system.adopt_orphans()
@@ -81,7 +80,7 @@ def run_executor(
     try:
         own = scratch / str(os.getpid())
         own.mkdir(mode=0o700)
-        with system.STATM.open() as statm:  # opened before the sandbox, which may hide the file
+        with system.STATM.open() as statm:  # open this before entering the sandbox, which might hide the file
             _confine(sandbox, configuration, own)
             if catalog is None:
                 catalog = load_catalog([*map(Path, configuration.pack_dirs)], configuration.packs, build=False)
@@ -98,7 +97,7 @@ def run_executor(
     channel.send(greeting)
     codec = PlainCodec(catalog, configuration.max_environment_bytes, _volume_context(configuration, own))
     work = RequestHandler(channel, codec, operations, configuration.max_result_bytes)
-    executor, folder = os.getpid(), os.getcwd()  # noqa: PTH109 - faster, and runs after every call
+    executor, folder = os.getpid(), os.getcwd()  # noqa: PTH109 - `_has_leftovers` compares it after every call
     while True:
         try:
             request = channel.receive()
@@ -106,7 +105,7 @@ def run_executor(
             os._exit(0)
         watch = Watch()
         answer = work.do(request)
-        if os.getpid() != executor:  # a process that the function forked returns here, too
+        if os.getpid() != executor:  # a process forked by the function also returns here
             os._exit(0)
         size = sum(map(len, answer.pieces))
         if size > configuration.max_answer_bytes:
@@ -114,7 +113,7 @@ def run_executor(
                 TooLargeError(f"the answer has {size} bytes; at most {configuration.max_answer_bytes} are allowed.")
             )
         leftovers = _has_leftovers(watch, catalog.toolpacks, folder)
-        with contextlib.suppress(Exception):  # a function may have closed or replaced the streams
+        with contextlib.suppress(Exception):  # a function might have closed or replaced the streams
             sys.stdout.flush()
             sys.stderr.flush()
         try:
@@ -127,7 +126,7 @@ def _confine(sandbox: Sandbox, configuration: Configuration, folder: Path) -> No
     """Enter the sandbox, and use the executor's own folder for temporary files."""
     sandbox.enter(folder)
     if "files" in configuration.sandbox:
-        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the only folder that it can write to
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the only folder that the executor can write to
 
 
 def _volume_context(configuration: Configuration, folder: Path) -> VolumeContext:
@@ -139,17 +138,17 @@ def _volume_context(configuration: Configuration, folder: Path) -> VolumeContext
 def _has_leftovers(watch: Watch, toolpacks: Iterable[str], folder: str) -> bool:
     """Return whether a request has left threads or child processes, or has changed the working directory."""
     try:
-        moved = os.getcwd() != folder  # noqa: PTH109 - as above
+        moved = os.getcwd() != folder  # noqa: PTH109 - faster than `Path.cwd`, and runs after every call
     except OSError:
         moved = True
     return moved or system.has_children() or watch.leaves_work(toolpacks)
 
 
 def _sigterm_handler(executor: int) -> Any:
-    """Return a SIGTERM handler that ignores the signal in the executor, and has the default effect in its children.
+    """Return a SIGTERM handler that ignores the signal in the executor, but terminates the executor's children.
 
-    A service manager may send SIGTERM to all processes of the server, which then finishes the running calls. If the
-    executor ended at the signal, its call would be lost.
+    A service manager can send SIGTERM to all processes of the server, which then finishes the running calls. If the
+    executor exited at the signal, its call would be lost.
     """
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -161,9 +160,9 @@ def _sigterm_handler(executor: int) -> Any:
 
 
 def _reseed_numpy() -> None:
-    """Reseed numpy's global generator after the fork, as Python does with `random`, if numpy was imported.
+    """Reseed numpy's global generator after the fork, if numpy is imported, just as Python reseeds `random`.
 
-    Otherwise all executors would draw the same numbers.
+    Otherwise all executors would generate the same random numbers.
     """
     numpy = sys.modules.get("numpy.random")
     if numpy is not None and threading.current_thread() is threading.main_thread():

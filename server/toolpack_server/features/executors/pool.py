@@ -1,8 +1,8 @@
 """Pool of a worker's executors: assigns them to requests, and starts and stops them.
 
-An executor serves one request at a time. One executor is always spare, so that a request needn't wait for a fork. A
-function can alter its executor. So operations with trusted results, such as evaluations, run only in *clean* executors,
-which have run no function.
+An executor serves one request at a time. One idle executor is always kept spare, so that a request needn't wait for a
+fork. Because a function can tamper with its executor, operations whose results are trusted, such as evaluations, run
+only in *clean* executors, which have run no function.
 """
 
 import contextlib
@@ -20,10 +20,11 @@ from toolpack_server.features.executors.metrics import ENDED, EXECUTORS, STARTED
 from toolpack_server.features.executors.settings import ExecutorsSettings
 from toolpack_server.observability.metrics import Metrics
 
-# After a peak, the environments of sessions are spread over many executors. So one in this many calls moves its session
-# to the executor that was used last. In the end few executors do all the work, and the CPU's cache holds their data.
+# After a peak, the sessions' environments are spread over many executors. So one in this many calls moves its session
+# to the most recently used executor. In the end, few executors do all the work, and their data stays in the CPU's
+# cache.
 MIGRATE_EVERY = 16
-IDLE_SECONDS = 60.0  # after which an unused executor is stopped
+IDLE_SECONDS = 60.0  # time after which an unused executor is stopped
 STOPPING = "The server is stopping; nothing was changed. Send the call again with its call_id."
 UNSTARTED = "No process for toolpacks' code can be started; nothing was changed. Send the call again."
 
@@ -43,7 +44,7 @@ class Pool:
         self._max = self._own.max + SPARE_PROCESSES
         self._changed = threading.Condition()
         self._children: dict[int, ExecutorProcess] = {}
-        self._idle: list[int] = []  # in the order of their last use
+        self._idle: list[int] = []  # the numbers of idle executors, in the order of their last use
         self._starting = 0
         self._calls_elsewhere = 0
         self._closed = False
@@ -52,11 +53,11 @@ class Pool:
 
     @contextlib.contextmanager
     def executor(self, prefer: int | None, *, clean: bool) -> Iterator[ExecutorProcess]:
-        """Reserve an executor for one request. It is killed if it hasn't answered at the end.
+        """Reserve an executor for one request. An executor that hasn't answered at the end of the block is killed.
 
         Args:
-            prefer: The number of an executor to use if it is idle.
-            clean: Use an executor that has run no function; this request runs none either.
+            prefer: The number of an executor to use if this executor is idle.
+            clean: Use an executor that has run no function. This request must also run no function.
 
         Raises:
             OverloadedError: No executor became free in time, or none can be started.
@@ -90,7 +91,7 @@ class Pool:
             raise StartError("no process for toolpacks' code can be started; see the log for the cause.") from None
 
     def _take(self, prefer: int | None, *, clean: bool) -> ExecutorProcess:
-        """Return an executor that is ready and alive: an idle one, or a new one. Raises as `executor`."""
+        """Return an executor that is ready and alive: an idle executor, or a new one. Raise the same as `executor`."""
         deadline = time.monotonic() + self._settings.queue_timeout_seconds
         while True:
             child = self._take_idle(prefer, deadline, clean=clean) or self._start()
@@ -100,14 +101,14 @@ class Pool:
                 self._end(child, "crashed")
                 if time.monotonic() > deadline:
                     raise OverloadedError(UNSTARTED) from None
-                time.sleep(0.01)  # the limit of processes may be reached
+                time.sleep(0.01)  # the limit of processes might be reached, so wait before the next attempt
                 continue
             if child.is_alive():
                 return child
             self._end(child, "crashed")
 
     def _take_idle(self, prefer: int | None, deadline: float, *, clean: bool) -> ExecutorProcess | None:
-        """Take an idle executor. Return None if there is none and the caller may start one."""
+        """Take an idle executor. Return None if none is idle and the caller should start a new executor."""
         while True:
             with self._changed:
                 while True:
@@ -119,7 +120,7 @@ class Pool:
                     if len(self._children) + self._starting < self._max:
                         self._starting += 1
                         return None
-                    if self._idle:  # no idle executor is clean: replace one
+                    if self._idle:  # the request needs a clean executor, but no idle one is clean, so replace one
                         number = self._idle[0]
                         break
                     if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
@@ -137,10 +138,10 @@ class Pool:
         return child
 
     def _choose(self, prefer: int | None, *, clean: bool) -> int | None:
-        """Choose an idle executor: the preferred one, or every `MIGRATE_EVERY`th time the one that was used last.
+        """Choose an idle executor: the preferred executor, or every `MIGRATE_EVERY`th time the one that was used last.
 
-        Return None if no idle executor fits. A request that needs a clean executor gets only a clean one. Any other
-        request gets a clean one only if no other executor is idle.
+        Return None if no idle executor is suitable. A request that needs a clean executor gets only a clean executor.
+        Any other request gets a clean executor only if no other executor is idle.
         """
         fitting = [number for number in self._idle if self._children[number].clean == clean]
         if not fitting and not clean:
@@ -172,7 +173,10 @@ class Pool:
         raise OverloadedError(STOPPING)
 
     def _start_spare(self) -> None:
-        """Start a spare executor, unless one is idle or there are too many. Failures are logged and ignored."""
+        """Start a spare executor, unless an executor is idle or the maximum number is running.
+
+        Log and ignore failures.
+        """
         with self._changed:
             if self._closed or self._idle or len(self._children) + self._starting >= self._max:
                 return
@@ -196,7 +200,7 @@ class Pool:
         self._end(child, "idle")
 
     def _end(self, child: ExecutorProcess, why: str) -> None:
-        """Kill an executor, and count the reason in the metrics. Start a spare one if needed."""
+        """Kill an executor, and count the reason in the metrics. Start a spare executor if necessary."""
         with self._changed:
             del self._children[child.number]
             self._metrics.count(ENDED, why)
@@ -210,10 +214,10 @@ class Pool:
             self._metrics.measure(EXECUTORS, len(self._children) - len(self._idle), "busy")
             self._metrics.measure(EXECUTORS, len(self._idle), "idle")
             before = time.monotonic() - IDLE_SECONDS
-            # The last entry was used last. It stays, as the spare executor.
+            # The last entry is the most recently used executor. It stays as the spare executor.
             unused = [number for number in self._idle[:-1] if self._children[number].idle_since < before]
             self._idle = [number for number in self._idle if number not in unused]
-        for number in unused:  # not under the lock, because ending an executor may block
+        for number in unused:  # not under the lock, because ending an executor can block
             self._end(self._children[number], "idle")
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Checks whether this system supports the isolation that the settings demand.
 
-If the system doesn't support it, the server refuses to start, because isolation must never be dropped silently. Modules
-that only Linux can import are imported here only with process isolation.
+If the system doesn't support this isolation, the server refuses to start, because isolation must never be dropped
+silently. Some modules can be imported only on Linux, so this module imports them only if process isolation is on.
 """
 
 import sys

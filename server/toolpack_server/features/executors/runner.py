@@ -1,8 +1,8 @@
 """Runner that executes operations in executors.
 
-The runner treats all operations alike. The transport of an operation unseals and seals snapshots in the worker, because
-executors don't have the key, and checks the answers. Texts of an executor are cut before they get into the log or an
-error.
+The runner treats all operations alike. The transport of an operation checks the answers. It also unseals and seals
+snapshots in the worker, because executors don't have the key. Strings from an executor are cut before they are logged
+or included in an error.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,13 +34,13 @@ from toolpack_server.volumes.volume import Limits
 
 T = TypeVar("T")
 
-ATTEMPTS = 3  # executors that are tried, until one reads the request
+ATTEMPTS = 3  # number of executors to try until one of them reads the request
 STOPPED = "The processes for toolpacks' code have exited; nothing was changed. Send the call again with its call_id."
 
 
 class InterruptibleBlock(Protocol):
     def waiting(self, end: Callable[[], None]) -> AbstractContextManager[object]:
-        """Return a context for a blocking wait that a call of `end` ends; see `engine.interruption`."""
+        """Return a context manager for a blocking wait. A missed deadline calls `end`; see `engine.interruption`."""
 
 
 def start_executors(
@@ -105,7 +105,7 @@ class ExecutorRunner:
 
         Raises:
             CrashedError: The executor exited while it ran the operation.
-            OverloadedError: No executor began, or all executors have exited.
+            OverloadedError: No executor has begun the operation, or all executors have exited.
         """
         transport: Transport[T] = TRANSPORTS[type(operation)](operation)
         try:
@@ -119,8 +119,8 @@ class ExecutorRunner:
                         _raise_refusal(answer)
                         return transport.read(answer, self._context, child.number)
                     except ExecutorGoneError as gone:
-                        # If the executor hasn't read the request, the next attempt uses another one. If the zygote has
-                        # exited, too (`how` is None), the executor didn't crash by itself: no function is to blame.
+                        # If the executor hasn't read the request, the next attempt uses another executor. If the zygote
+                        # has also exited (`how` is None), the executor didn't crash because of a function.
                         how = None if gone.unread else child.exit_reason()
                         if how is not None:
                             raise CrashedError(
@@ -141,7 +141,7 @@ class ExecutorRunner:
         raise OverloadedError(STOPPED)
 
     def _answer(self, child: ExecutorProcess, operation: RunnerOperation[T], transport: Transport[T]) -> Frame:
-        """Send a request, supply the data that the executor asks for, and return the answer. Log what it printed."""
+        """Send a request, supply data that the executor asks for, and return the answer. Log the executor's output."""
         request = transport.write(self._codec, child.number)
         allows = partial(transport.allows, context=self._context)
         trace = running_trace()
@@ -173,7 +173,7 @@ class ExecutorRunner:
 
 
 def _raise_refusal(answer: Frame) -> None:
-    """Raise the error in an answer, if the request was refused or failed because of a bug of the server."""
+    """Raise the error in an answer, if the request was refused or failed because of a bug in the server."""
     head = answer.head
     if "fault" in head:
         rows = str(head["fault"])[:MAX_TEXT].splitlines()

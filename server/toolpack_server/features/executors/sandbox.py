@@ -1,8 +1,8 @@
-"""Sandbox of an executor, by Landlock and seccomp. Neither needs privileges.
+"""Sandbox of an executor, built with Landlock and seccomp, which need no privileges.
 
-With Landlock (landlock(7)), a process permanently gives up access to files outside a list. It also gives up signals to
-processes outside its *domain*, the processes that share its rules. Each executor has its own domain, so it can reach
-neither the server nor other executors. `system_calls` blocks other system calls with seccomp.
+With Landlock (landlock(7)), a process permanently gives up access to files outside a list. It also gives up sending
+signals to processes outside its *domain*, the processes that share its rules. Each executor has its own domain, so it
+can't send signals to the server or to other executors. `system_calls` blocks further system calls with seccomp.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = (1 << bit for bit in range(4))
 _ALL_FILE_RIGHTS = (1 << 16) - 1
-_ABSTRACT_SOCKETS, _SIGNALS = 1, 2  # scopes that can be blocked beside files
+_ABSTRACT_SOCKETS, _SIGNALS = 1, 2  # scopes that can be blocked in addition to files
 
 _SYSTEM_FILES = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
@@ -33,7 +33,7 @@ _SYSTEM_FILES = (
     *("/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf", "/etc/services", "/etc/protocols", "/etc/mime.types"),
     *("/dev/zero", "/dev/random", "/dev/urandom", "/sys/devices/system/cpu/online"),
 )
-# DuckDB reads the limits of its control group when it connects, and aborts the process if it can't.
+# DuckDB reads its control group's limits when it connects, and aborts the process if it can't read them.
 _OWN_GROUP = Path("/proc/self/cgroup")
 _LIMITS = ("cpu.max", "memory.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us", "memory/memory.limit_in_bytes")
 
@@ -61,9 +61,9 @@ class Sandbox:
     """The sandbox of a worker's executors. The zygote creates it once, and each executor enters it.
 
     Args:
-        kinds: What to block: `files`, `network` or both.
-        folders: Folders that an executor may read, with their content.
-        hidden: Files and folders that it may not read, even within `folders`.
+        kinds: Resources to block: `files`, `network` or both.
+        folders: Folders that an executor can read, including their content.
+        hidden: Files and folders that an executor must not read, even within `folders`.
     """
 
     def __init__(self, kinds: Sequence[str], folders: Iterable[str], hidden: Iterable[str]) -> None:
@@ -77,7 +77,7 @@ class Sandbox:
         """Enter the sandbox, permanently, and give up all privileges.
 
         Args:
-            own: The executor's own folder. There it may do everything except start programs.
+            own: The executor's own folder, in which it is allowed to do everything except start programs.
         """
         if not self._filter:
             return
@@ -91,8 +91,8 @@ class Sandbox:
             for descriptor, rights in self._allowed:
                 _call(_ADD_RULE, ruleset, ctypes.c_uint32(_PATH_BENEATH), struct.pack("=Qi", rights, descriptor), 0)
                 os.close(descriptor)
-            # This file stays open, because a file of /proc may get another inode when it isn't open. Its rule is bound
-            # to the inode.
+            # Keep this file open, because its rule is bound to its inode, and a file in /proc can get another inode
+            # while it isn't open.
             os.open(_OWN_GROUP, os.O_PATH | os.O_CLOEXEC)
             _call(_RESTRICT_SELF, ruleset, ctypes.c_uint32(0))
             os.close(ruleset)
@@ -105,7 +105,7 @@ class Sandbox:
         """Allow reading the system's files, Python's modules and the toolpacks, and starting Python."""
         python = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
         python += [sys.prefix, sys.executable, os.path.realpath(sys.executable)]
-        # The working folder is in `sys.path` only because of `python -m`, and may have any content.
+        # Exclude the working folder: it is in `sys.path` only because of `python -m`, and can have any content.
         python += [path for path in sys.path if Path(path) != Path.cwd()]
         python += [folder for name in ("toolpack_server", "toolpacks") for folder in sys.modules[name].__path__]
         for path in dict.fromkeys(Path(path).resolve() for path in [*_SYSTEM_FILES, *python, *folders] if path):
@@ -127,14 +127,14 @@ class Sandbox:
 
 
 def _readable(path: Path, hidden: Sequence[Path]) -> Iterator[tuple[Path, int]]:
-    """Yield the paths and rights that make a folder readable without the hidden files. Their names stay visible."""
+    """Yield the paths and rights that make a folder readable, except for its hidden files. Their names stay visible."""
     if any(path.is_relative_to(secret) for secret in hidden):
         if path not in hidden:
             yield path, _READ_FILE | _READ_DIR  # for example a folder of toolpacks within the data directory
     elif any(secret.is_relative_to(path) for secret in hidden):
         yield path, _READ_DIR
         for inner in path.iterdir():
-            # SQLite puts further files beside a database; their names begin with its name.
+            # SQLite creates further files beside a database. Their names begin with the database's name.
             if not (inner.is_symlink() or str(inner).startswith(tuple(map(str, hidden)))):
                 yield from _readable(inner, hidden)
     else:
@@ -144,7 +144,7 @@ def _readable(path: Path, hidden: Sequence[Path]) -> Iterator[tuple[Path, int]]:
 def _to_start_python() -> Iterator[tuple[Path, int]]:
     """Yield the paths and rights to start Python: the interpreter, the dynamic loader and the libraries.
 
-    The loader and the libraries are found among the files that this process has mapped.
+    The loader and the libraries are among the files that this process has mapped into memory.
     """
     yield Path(sys.executable).resolve(), _READ_FILE | _EXECUTE
     for name in {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}:

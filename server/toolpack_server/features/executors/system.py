@@ -1,4 +1,4 @@
-"""Linux functions for processes that Python's standard library lacks: prctl, capset and files of /proc."""
+"""Functions for Linux processes that Python's standard library lacks, based on prctl, capset and files in /proc."""
 
 import contextlib
 import ctypes
@@ -26,7 +26,7 @@ def raise_errno() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent exits. Exit at once if the parent is gone already."""
+    """Ask the kernel to kill this process when its parent exits. Exit at once if the parent has already exited."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -67,14 +67,17 @@ def children() -> list[int]:
 def parent_of(process: int) -> int:
     """Return the process id of a process's parent, or 0 if the process doesn't exist."""
     try:
-        # The process's name, in brackets, may contain any characters.
+        # The process's name, in brackets before these fields, can contain any characters.
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
 
 
 def keeps_threads() -> bool:
-    """Return whether this process has other threads after a fork. Some libraries (OpenBLAS) stop theirs before."""
+    """Return whether this process has other threads after a fork.
+
+    The function forks, because some libraries, such as OpenBLAS, stop their threads just before a fork.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork with threads
         process = os.fork()
@@ -94,7 +97,7 @@ def has_children() -> bool:
 
 
 def kill(process: int) -> None:
-    """Kill a child. It must not have been waited for yet, or its id may belong to another process."""
+    """Kill a child that hasn't been waited for yet. After the wait, its id could belong to another process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(process, signal.SIGKILL)
 

@@ -1,7 +1,7 @@
 """seccomp(2) filter with the system calls that an executor can't make.
 
-A filter sees the number and the arguments of a system call, but not the memory to which the arguments point. If the
-decision depends on that memory, the call is always refused. A refused call raises `PermissionError`.
+A filter sees the number and the arguments of a system call, but not the memory that the arguments point to. If a
+decision would depend on this memory, the call is always refused. In Python, a refused call raises `PermissionError`.
 """
 
 import errno
@@ -10,7 +10,8 @@ import socket
 import struct
 from collections.abc import Iterable, Sequence
 
-# Supported architectures as a filter sees them, and their system call numbers; None if the call doesn't exist there.
+# The supported architectures, with their ids in a filter. Below, the number of each system call on these architectures;
+# None if the call doesn't exist there.
 PROCESSORS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NUMBERS: dict[str, tuple[int, int | None]] = {
     # Sockets.
@@ -78,17 +79,18 @@ _NUMBERS: dict[str, tuple[int, int | None]] = {
     "ioctl": (16, 29),
 }
 
-_X32 = 0x40000000  # on x86_64, a second set of system calls has numbers from here on
+_X32 = 0x40000000  # on x86_64, a second set of system calls starts at this number
 
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _REFUSE, _REFUSE_AS_UNKNOWN = 0x00050000 | errno.EACCES, 0x00050000 | errno.ENOSYS
-# Instructions of a filter. Comparisons have two numbers of instructions to skip: if true, and if false.
+# Instructions of a filter. A comparison has two jump offsets: the number of instructions to skip if it is true, and if
+# it is false.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _EQUAL, _AT_LEAST, _HAS_ANY = 0x15, 0x35, 0x45
 INSTRUCTION_BYTES = 8
 _NUMBER_AT, _PROCESSOR_AT, _ARGUMENTS_AT = 0, 4, 16  # offsets in struct seccomp_data
 
-_TYPE_OF_SOCKET = 0xF  # the rest are flags
+_TYPE_OF_SOCKET = 0xF  # mask of a socket's type; the other bits are flags
 _NEW_NAMESPACES = 0x7E020000  # flags of clone(2)
 # ioctl requests that Python makes for any file: terminal attributes and size, close-on-exec, non-blocking mode, and the
 # number of readable bytes.
@@ -101,7 +103,10 @@ def number(name: str) -> int | None:
 
 
 def filter_of(kinds: Iterable[str]) -> bytes:
-    """Return the filter for these kinds of a sandbox. It kills programs of another architecture."""
+    """Return the filter for a sandbox that blocks these kinds of resources.
+
+    It kills programs of other architectures.
+    """
     rules = [*_ALWAYS]
     if "files" in kinds:
         rules += _FILES
@@ -161,7 +166,8 @@ _ALWAYS = [
     *_refuse("add_key", "request_key", "keyctl"),
     *_refuse("unshare", "setns"),
     _refuse_bits("clone", 0, _NEW_NAMESPACES),
-    # The flags of clone3 are in memory. If the call is unknown, libraries use `clone`.
+    # A filter can't see the flags of clone3, because they are in memory. If clone3 is reported as unknown, libraries
+    # use `clone` instead.
     ("clone3", [_instruction(_RETURN, _REFUSE_AS_UNKNOWN)]),
     *_refuse("io_uring_setup", "perf_event_open", "bpf", "syslog"),
 ]

@@ -2,8 +2,8 @@
 
 Snapshots among an operation's fields are sent as bytes. Pieces of volumes, and snapshots that a `Versions` function
 returns, are sent only when the executor asks for them. The executor can ask only for data that its request names. The
-worker treats an answer as an attacker's input, and checks its form and size before using it. A wrong answer that passes
-the checks can harm only its own session, because the worker stores it there.
+worker treats an answer as an attacker's input, and checks its form and size before using it. A forged answer that
+passes these checks can harm only its own session, because the worker stores its content only there.
 
 The methods of a transport, in the order of their use:
 
@@ -43,15 +43,15 @@ MAX_VOLUMES = 64  # per toolpack
 PIECE_BYTES = 2**20  # maximum size of a piece without its content
 
 Ask = Callable[[Any], Frame]
-"""Asks the worker for data that an operation needs and its request doesn't contain."""
+"""Function that asks the worker for data that an operation needs but its request doesn't contain."""
 
 
 class Transport(Generic[T]):
     """Transport of one operation whose result is JSON and fits into the head of an answer.
 
     Attributes:
-        preferred: The number of the executor that is fastest for this operation; None for any.
-        max_pieces: Maximum number of pieces of the answer.
+        preferred: The number of the executor that would be fastest for this operation. None: all are equally fast.
+        max_pieces: Maximum number of pieces in the answer.
     """
 
     preferred: int | None = None
@@ -61,9 +61,9 @@ class Transport(Generic[T]):
         self._operation = operation
 
     def write(self, codec: Codec, process: int) -> Frame:  # noqa: ARG002 - `CallTransport` uses it
-        """Build the request. The codec unseals its snapshots, because an executor has no key.
+        """Build the request. The codec unseals the operation's snapshots, because an executor has no key.
 
-        Called again with another executor if the first one exits before it reads the request.
+        This is called again for another executor if the first executor exits before it reads the request.
         """
         pieces: list[bytes] = []
         self._named: dict[str, Snapshot | Versions] = {}
@@ -72,7 +72,7 @@ class Transport(Generic[T]):
     def _dump(self, path: str, value: Any, codec: Codec, pieces: list[bytes]) -> Any:
         """Return a field of the operation as JSON, and append the bytes of its snapshots to `pieces`.
 
-        `path` is the path of the field in the request. The executor names it when it asks for data of the field.
+        `path` is the field's path in the request. The executor names this path when it asks for the field's data.
         """
         if isinstance(value, Snapshot):
             self._named[path] = value
@@ -110,14 +110,15 @@ class Transport(Generic[T]):
             return Frame(write_refusal(error), [])
 
     def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:  # noqa: ARG002 - subclasses use it
-        """Return whether an answer may have pieces of these sizes. Other answers are rejected unread."""
+        """Return whether an answer may contain pieces of these sizes. If not, it is rejected before it is read."""
         return len(sizes) <= self.max_pieces
 
     def read(self, answer: Frame, context: ExecutionContext, process: int) -> T:  # noqa: ARG002 - as above
-        """Check the answer and return its result. The context's codec seals the parts in it.
+        """Check the answer and return its result. The context's codec seals the parts in the answer.
 
         Raises:
-            ValueError: The answer has a wrong form. Also `AttributeError`, `IndexError`, `KeyError` or `TypeError`.
+            ValueError: The answer is malformed. Malformed answers can also raise `AttributeError`, `IndexError`,
+                `KeyError` or `TypeError`.
         """
         value = self._result(answer)
         result: T = value if self._operation.shape is None else self._operation.shape.validate_python(value)
@@ -141,7 +142,7 @@ class Transport(Generic[T]):
 
     @classmethod
     def answer(cls, result: T) -> Frame:
-        """Build the answer with a result, in an executor."""
+        """Build the answer that contains a result. Called in an executor."""
         return Frame({"result": result}, [])
 
 
@@ -162,7 +163,7 @@ class BytesTransport(Transport[bytes]):
 
 
 class JsonPieceTransport(Transport[T]):
-    """Transport of operations whose result is JSON that may be too long for a head. It is sent as a piece."""
+    """Transport of operations whose JSON result can be too long for an answer's head, so that it is sent as a piece."""
 
     max_pieces = 1
 
@@ -207,7 +208,7 @@ class BuildTransport(Transport[Built]):
 
 
 def check_answer(condition: object) -> None:
-    """Raise `ValueError` if a condition that an executor's answer must fulfil is false."""
+    """Raise `ValueError` if an executor's answer doesn't meet a condition."""
     if not condition:
         raise ValueError("the answer of an executor doesn't fit the request")
 
@@ -242,12 +243,15 @@ def part_ids(snapshot: Snapshot, parts: Iterable[str]) -> dict[str, str]:
 
 
 def largest_piece(codec: PlainCodec) -> int:
-    """Return the maximum size of a piece. It may contain the whole volume; twice its size covers the piece's index."""
+    """Return the maximum size of a piece.
+
+    A piece can contain the whole volume. Twice the volume's maximum size also covers the piece's index.
+    """
     return 2 * codec.volumes.limits.max_bytes + PIECE_BYTES
 
 
 class LazyParts(dict[str, bytes]):
-    """The bytes of parts in an executor. Missing parts are requested from the worker."""
+    """Bytes of parts, by name, in an executor. A missing part is requested from the worker at its first use."""
 
     def __init__(self, ask: Ask, blobs: Mapping[str, bytes]) -> None:
         super().__init__(blobs)

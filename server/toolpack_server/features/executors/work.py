@@ -1,7 +1,7 @@
-"""Request handler of an executor. Requests and answers are frames.
+"""Request handler of an executor: runs the requested operation and builds the answer.
 
-The zygote's configuration names the supported operations. In an executor, operations work on bytes without a keyed
-hash, because an executor has no key.
+The zygote's configuration names the supported operations. In an executor, operations read and write bytes without a
+keyed hash, because an executor has no key.
 """
 
 import traceback

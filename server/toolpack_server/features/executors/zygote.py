@@ -1,9 +1,9 @@
 """Zygote: the fork server of executors, a fresh interpreter that has imported the toolpacks.
 
-A worker starts the zygote as a new program and doesn't fork it, so no key, token or connection is in its memory. The
-zygote has one thread, builds no environment and runs no function of a toolpack. If importing the toolpacks starts
-threads, which a fork doesn't copy, each executor imports the toolpacks instead. The zygote exits with its worker. Then
-it kills its executors and the processes that they left behind.
+A worker starts the zygote as a new program instead of forking it, so that its memory contains no key, token or
+connection. The zygote has one thread, builds no environment and runs no function of a toolpack. If importing the
+toolpacks starts threads, each executor imports the toolpacks itself, because a fork doesn't copy threads. When its
+worker exits, the zygote kills its executors and the processes that they left behind, and exits.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ MAX_CONFIGURATION = 2**17
 
 def main(control: socket.socket) -> NoReturn:
     """Load the toolpacks, report them to the worker, and fork executors until the worker exits."""
-    system.hide_memory()  # from executors, which inherit this and so can't read one another's memory either
-    control.set_inheritable(False)  # a program that a toolpack starts at import must not get the socket
+    system.hide_memory()  # executors inherit this, so they can read neither the zygote's memory nor one another's
+    control.set_inheritable(False)  # a program that a toolpack starts at import must not inherit the socket
     configuration = Configuration(**loads(control.recv(MAX_CONFIGURATION)))
     operations = [pkgutil.resolve_name(path) for path in configuration.operations]
     catalog: Catalog | None = None
@@ -57,14 +57,16 @@ def main(control: socket.socket) -> NoReturn:
         os._exit(1)
     enable_spawn_imports(map(Path, configuration.pack_dirs))
     for path in configuration.policies:
-        pkgutil.resolve_name(path).load()  # once, for all executors
+        pkgutil.resolve_name(path).load()  # load it once, for all executors
     gc.collect()
-    gc.freeze()  # else a collection in an executor would copy every shared page
-    gc.set_threshold(50_000, 20, 100)  # as in a worker: more frequent collections free little
+    gc.freeze()  # otherwise, a collection in an executor would copy every shared page of memory
+    gc.set_threshold(50_000, 20, 100)  # the same values as in a worker: more frequent collections would free little
     _Forker(control, catalog, operations, configuration).serve()
 
 
 class _Forker:
+    """Forks executors on request, and reports their exit statuses to the worker."""
+
     def __init__(
         self,
         control: socket.socket,
@@ -81,8 +83,8 @@ class _Forker:
         remove_leftovers(folder)
         self._scratch = Scratch(folder, configuration.scratch_bytes)
         self._sandbox = Sandbox(configuration.sandbox, configuration.pack_dirs, configuration.hidden)
-        self._executors: dict[int, int] = {}  # pipe for the exit status, by process id
-        self._own = set(system.children())  # processes that toolpacks started at import
+        self._executors: dict[int, int] = {}  # the pipe for each executor's exit status, by process id
+        self._own = set(system.children())  # the processes that toolpacks started when they were imported
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
             end.setblocking(False)
@@ -104,7 +106,7 @@ class _Forker:
                 message, descriptors, _, _ = socket.recv_fds(self._control, 16, 3)
                 if not message:
                     self._end()
-                for descriptor in descriptors:  # programs that a function starts must not get them
+                for descriptor in descriptors:  # programs started by a function must not inherit them
                     os.set_inheritable(descriptor, False)
                 if len(descriptors) == 3:  # noqa: PLR2004 - fewer if this process has too many open files
                     self._fork(*descriptors)
@@ -114,14 +116,14 @@ class _Forker:
 
         Args:
             end: The executor's end of the channel.
-            status: The pipe for its exit status.
-            output: The pipe for what it prints.
+            status: The pipe for the executor's exit status.
+            output: The pipe for the executor's output.
         """
-        _ = self._scratch.folder  # creates it, once for all executors
+        _ = self._scratch.folder  # the first access creates the folder, which all executors share
         try:
             process = os.fork()
         except OSError:
-            os.close(status)  # the worker sees that the fork failed
+            os.close(status)  # by this, the worker notices that the fork failed
         else:
             if process == 0:
                 self._become_executor(end, status, output)
@@ -139,7 +141,8 @@ class _Forker:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (self._control, self._woken, self._wake):
                 inherited.close()
-            # Only the zygote may report exit statuses. If it exits, the worker must see the end of each of these pipes.
+            # Only the zygote reports exit statuses. If the zygote exits, the worker must see end of file on these
+            # pipes, so executors must not keep them open.
             for descriptor in (status, *self._executors.values()):
                 os.close(descriptor)
             run_executor(
