@@ -1,10 +1,10 @@
-"""Hooks that release the server's sockets and locks in processes that a tool function forks.
+"""Hooks that release the server's sockets and locks in processes forked by a tool function.
 
-A forked process may outlive the server. If it kept the server's port and the store's lock, the server couldn't replace
-a worker or start again. So a module registers a hook if it opens files or sockets, or runs work that must not continue
-in a fork.
+A forked process can outlive the server. If it kept the server's port and the store's lock, the server couldn't replace
+a worker or start again. So a module registers a hook if it opens files or sockets, or if it runs work that must not
+continue in a fork.
 
-A library that forks in C bypasses Python, so the hooks don't run. The forked process then keeps the descriptors until
+If a library forks in C, it bypasses Python, so the hooks don't run. The forked process then keeps the descriptors until
 it executes another program.
 """
 
@@ -18,7 +18,7 @@ _callbacks: list[weakref.WeakMethod[Callable[[], object]]] = []
 
 
 def run_after_fork(act: Callable[[], object]) -> None:
-    """Register a bound method, which each forked process calls first, unless the method's object was freed."""
+    """Register a bound method, which each forked process calls at its start, unless the method's object was freed."""
     _callbacks[:] = [each for each in _callbacks if each() is not None]
     _callbacks.append(weakref.WeakMethod(act))
 
@@ -26,11 +26,11 @@ def run_after_fork(act: Callable[[], object]) -> None:
 def detach(descriptors: Iterable[int]) -> None:
     """Close inherited descriptors in a forked process.
 
-    Each descriptor refers to /dev/null afterwards, because inherited objects will close the descriptor once more. If
-    its number were free, a new file could have taken it by then.
+    Afterwards, each descriptor refers to /dev/null, because inherited objects will close it once more. If its number
+    were free, a new file could have taken it by then.
 
-    /dev/null can't be locked. So SQLite doesn't take itself for the last user of a database when it closes an inherited
-    connection, and doesn't remove the database's log.
+    Because /dev/null can't be locked, SQLite doesn't assume that it is a database's last user when it closes an
+    inherited connection. So it doesn't remove the database's log.
     """
     null = os.open(os.devnull, os.O_RDONLY | getattr(os, "O_PATH", 0))
     for descriptor in descriptors:

@@ -18,7 +18,7 @@ class BoundedCache(Generic[K, V]):
 
     Args:
         max_size: Maximum total size of the values.
-        size_of: Returns the size of a value when it is stored. By default each value has the size 1.
+        size_of: Returns the size of a value when it is stored. By default, the size of each value is 1.
 
     Attributes:
         size: Total size of the stored values.
@@ -35,7 +35,7 @@ class BoundedCache(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """Return a value and mark it as used, or None."""
+        """Return the value of a key, and mark it as recently used. Return None if the key has no value."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -44,7 +44,7 @@ class BoundedCache(Generic[K, V]):
             return entry[0]
 
     def put(self, key: K, value: V) -> None:
-        """Replace the value of a key. If the new value alone is larger than the cache, the key has no value then."""
+        """Replace the value of a key. A value that is larger than the whole cache isn't stored."""
         size = self._size_of(value)
         with self._lock:
             _, before = self._entries.pop(key, (None, 0))
@@ -64,7 +64,7 @@ class BoundedCache(Generic[K, V]):
         return value
 
     def put_all(self, values: Mapping[K, V]) -> None:
-        """Store all values, even if they exceed the maximum size together: a call needs all its values at once."""
+        """Store all values, even if together they exceed the maximum size: a call needs all its values at once."""
         with self._lock:
             for key, value in values.items():
                 self.pop(key)

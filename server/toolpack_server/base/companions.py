@@ -1,7 +1,7 @@
 """Other distributions of this repository, and sentences that say how to install a missing distribution.
 
-The server's distribution has entry points that name the commands and protocols of the other distributions. So an error
-can name the distribution to install.
+The server's distribution contains entry points that name the commands and protocols of the other distributions, so that
+an error can name the distribution to install.
 """
 
 from importlib.metadata import entry_points

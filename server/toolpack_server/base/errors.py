@@ -3,7 +3,7 @@
 An exception is named after the fault. Its message is one sentence: what went wrong, where, and what to do. Only
 `rpc/codes.py` maps exceptions to JSON-RPC codes.
 
-An exception's base class says who reads its message:
+An exception's base class tells who reads its message:
 
     StartError      the person who starts the server; it doesn't start
     CallError       the agent, in the envelope of its call
@@ -24,15 +24,15 @@ MAX_SHOWN = 200
 
 
 def shown(name: str) -> str:
-    """Return a client's text, shortened for an error message, because the text may be as long as a request."""
+    """Return a string from a client, shortened for an error message, because it can be as long as a request."""
     return name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
 
 
 def without_frames(error: E) -> E:
     """Remove the traceback, context and cause of an exception, and return it.
 
-    A traceback keeps all local variables of its frames in memory. If one of these variables has the exception, only the
-    garbage collector can free them, much later.
+    A traceback keeps all local variables in its frames alive. If one of these variables refers to the exception, only
+    the garbage collector can free them, much later.
     """
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
@@ -59,7 +59,7 @@ class RegistrationError(StartError, ValueError):
 
 
 class ToolpackUnavailable(StartError):  # noqa: N818 - no error: the server starts without it
-    """A toolpack needs an optional package that is missing. It raises this exception while it is imported.
+    """Raised by a toolpack during its import, if the toolpack needs an optional package that is missing.
 
     The message says how to install the package.
     """
@@ -78,7 +78,7 @@ class ToolNotFoundError(CallError):
 
     Args:
         message: The message.
-        similar: Names of functions that the agent may have meant.
+        similar: Names of functions that the agent might have meant.
     """
 
     def __init__(self, message: str, similar: Sequence[str] = ()) -> None:
@@ -87,7 +87,7 @@ class ToolNotFoundError(CallError):
 
 
 class SnapshotError(CallError):
-    """The environment has an object that can't be stored exactly. The message names its path and type.
+    """The environment contains an object that can't be stored exactly. The message names the object's path and type.
 
     Attributes:
         undeclared: Whether the object could be stored if its class were in the toolpack's `state_types`.
@@ -123,7 +123,7 @@ class TooLargeError(CallError):
 
 
 class CrashedError(CallError):
-    """A toolpack's code ended the process that it ran in."""
+    """A toolpack's code crashed or exited its process."""
 
 
 class RequestError(ToolpackServerError):
@@ -135,10 +135,10 @@ class InvalidParamsError(RequestError):
 
 
 class SessionNotFoundError(RequestError):
-    """The caller has no session with this id, or no session has this address."""
+    """The caller owns no session with this id, or no session has this address."""
 
     def __init__(self) -> None:
-        super().__init__(  # the reader may be an agent, which can't create a session
+        super().__init__(  # the reader might be an agent, which can't create a session
             "No session has this id or address: it is unknown, closed or expired. Its creator can create a new one "
             "with create_session."
         )
@@ -227,7 +227,7 @@ class AnsweredError(RequestError):
 
 
 class InternalError(ToolpackServerError):
-    """A fault of the server. The log has the details; the caller gets only this message."""
+    """A bug in the server. The details are in the log, and the caller receives only a general message."""
 
     def __init__(self) -> None:
         super().__init__("The server failed to handle this request; its log says why.")
@@ -242,11 +242,11 @@ class HttpRefusedError(ToolpackServerError):
 
 
 class ClientError(ToolpackServerError):
-    """The Python client got an error or no answer."""
+    """The Python client received an error, or no response."""
 
 
 class ReplyError(ClientError):
-    """The server answered with an error.
+    """The server responded with an error.
 
     Attributes:
         code: The JSON-RPC code; -32000 if the request was refused at the HTTP level.
@@ -261,7 +261,7 @@ class ReplyError(ClientError):
 
 
 class NoReplyError(ClientError):
-    """No answer came, even after all retries. The server may or may not have handled the request."""
+    """No response arrived, even after all retries. It is unknown whether the server has handled the request."""
 
 
 class RemoteFunctionError(ClientError):
@@ -285,11 +285,11 @@ class UnsupportedObjectError(InternalSignal):
 
 
 class PlainObjectError(InternalSignal):
-    """A value needs the slower conversion to JSON: it has plain objects, a cycle, or too many levels."""
+    """A value needs the slower conversion to JSON, because it contains plain objects, a cycle, or too many levels."""
 
 
 class CycleError(InternalSignal):
-    """An instance that a pickle must build in one step is part of a cycle. The pickle is then written in two steps."""
+    """An instance that a pickle must build in one step is part of a cycle, so the pickle must be built in two steps."""
 
 
 class RpcRefusedError(InternalSignal):
@@ -314,7 +314,7 @@ class CallFailedError(InternalSignal):
 
 
 class HeavyReadError(InternalSignal):
-    """A read would take so much processor time that it must run in a thread, where reads take turns."""
+    """A read would use so much CPU time that it must run in a thread, where reads take turns."""
 
 
 class MissingBlobError(InternalSignal, LookupError):
@@ -322,4 +322,4 @@ class MissingBlobError(InternalSignal, LookupError):
 
 
 class Interrupted(BaseException):
-    """Ends a function that missed its deadline. The server raises it inside the function and catches it outside."""
+    """Ends a function that missed its deadline. The server raises this inside the function and catches it outside."""

@@ -1,7 +1,7 @@
 """Limits that are the same on every server, each with the reason for its number.
 
-A limit that an operator may need to change is a setting instead (`settings.py`). These limits protect the server, or
-follow from the behaviour of clients. Normal use stays far below them. Only tests set other numbers.
+If an operator might need to change a limit, it is a setting instead (`settings.py`). The limits here protect the
+server, or follow from the behaviour of clients. Normal use stays far below them. Only tests set other numbers.
 """
 
 from pydantic import BaseModel, Field

@@ -1,4 +1,4 @@
-"""The server's logger. Operators can configure it by its name; `observability/log.py` formats its lines."""
+"""The server's logger. Operators can configure the logger by its name; `observability/log.py` formats its lines."""
 
 import logging
 

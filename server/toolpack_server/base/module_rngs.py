@@ -1,7 +1,7 @@
 """Random generators that modules create without a seed when they are imported, such as `RNG = Random()`.
 
-The server treats these generators like the one of the module `random`. Each forked process seeds them anew, and calls
-in a seeded session set their seeds.
+The server treats these generators like the global generator of the module `random`. Each forked process seeds them
+anew, and calls in a seeded session set their seeds.
 """
 
 import random
@@ -18,8 +18,8 @@ from toolpack_server.base.after_fork import run_after_fork
 class ModuleRngs:
     """Registry of the generators, as weak references.
 
-    A generator's name, such as `bank.rates 2`, has its module and its number in the module. It is the same in all
-    processes, so the same seed can be set in each.
+    A generator's name, such as `bank.rates 2`, consists of its module and its number in the module. The name is the
+    same in all processes, so that the same seed can be set in each process.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class ModuleRngs:
         """Seed all registered generators.
 
         Args:
-            seed_of: Returns the seed for a generator's name; None for a random seed.
+            seed_of: Returns the seed for a generator's name. None: use a random seed.
         """
         for name, reference in self._generators.items():
             generator = reference()

@@ -1,4 +1,4 @@
-"""Secret key of the HMAC on stored snapshots. A program that has the key can forge snapshots.
+"""Secret key for the HMAC on stored snapshots. A program that knows the key can forge snapshots.
 
 The key is a setting, or a file in the data directory that only the server's user can read. The server creates the file
 once. It refuses a file that is damaged or that other users can read. The key is never written to a store or a log.

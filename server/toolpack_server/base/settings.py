@@ -49,17 +49,17 @@ def split_list(value: str, separator: str) -> list[str]:
 
 
 def _split_folders(value: Any) -> Any:
-    """Split a text at its colons. Other values are returned unchanged."""
+    """Split a string at its colons. Return other values unchanged."""
     return split_list(value.removeprefix(BOM), ":") if isinstance(value, str) else value
 
 
 def _split_pairs(value: Any) -> Any:
-    """Parse a text of name:token pairs to a dictionary, or raise `ValueError`. Return other values unchanged."""
+    """Parse a string of name:token pairs into a dictionary, or raise `ValueError`. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     pairs: dict[str, str] = {}
     parts = [part.strip() for part in value.removeprefix(BOM).split(",")]
-    if value and not any(parts):  # a mistake such as ",", which mustn't open the server to everyone
+    if value and not any(parts):  # a mistake such as "," must not open the server to everyone
         raise ValueError("it has no token: give name:token pairs, or unset it")
     for number, part in enumerate(filter(None, parts), 1):
         name, colon, token = (text.strip() for text in part.partition(":"))
@@ -85,7 +85,7 @@ class _FromEnvironment(BaseModel):
     prefix: ClassVar[str] = PREFIX
 
     def __init__(self, **values: Any) -> None:
-        """Create settings. A value in `values` overrides the environment variable, and that overrides the default."""
+        """Create settings. A value in `values` overrides the environment variable, which overrides the default."""
         names = self.variables()
         environment = {names[name.upper()]: value for name, value in os.environ.items() if name.upper() in names}
         super().__init__(**{**environment, **values})
@@ -93,7 +93,7 @@ class _FromEnvironment(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
-        """Strip a text, and split it at its commas if the field is a list, unless the field has its own validator."""
+        """Strip a string. If the field is a list without a validator of its own, split the string at its commas."""
         field = cls.model_fields[str(info.field_name)]
         if not isinstance(value, str) or any(isinstance(each, BeforeValidator) for each in field.metadata):
             return value
@@ -123,7 +123,7 @@ class FeatureSettings(_FromEnvironment):
     """Base class of a feature's settings: `class TasksSettings(FeatureSettings, feature="tasks")`.
 
     Each field needs a default and a description. Its environment variable is `TOOLPACK_<FEATURE>_<FIELD>`. Spaces
-    around a text are removed, and commas separate the items of a list.
+    around a value are removed, and commas separate the items of a list.
     """
 
     def __init_subclass__(cls, *, feature: str, **more: Any) -> None:
@@ -253,7 +253,7 @@ class Settings(_FromEnvironment, FixedLimits):
     _of_features: dict[type[FeatureSettings], FeatureSettings] = PrivateAttr(default_factory=dict)
 
     def of(self, kind: type[F]) -> F:
-        """Return the settings of a feature: those set by `give`, else those of the environment variables.
+        """Return the settings of a feature, from `give` or else from the environment variables.
 
         Args:
             kind: The class of the feature's settings.
@@ -266,7 +266,7 @@ class Settings(_FromEnvironment, FixedLimits):
         return cast("F", self._of_features[kind])
 
     def give(self, *of_features: FeatureSettings) -> Self:
-        """Set the settings of features. Their environment variables are then ignored. Return self."""
+        """Set the settings of features, whose environment variables are then ignored. Return self."""
         self._of_features |= {type(each): each for each in of_features}
         return self
 
@@ -294,7 +294,7 @@ class Settings(_FromEnvironment, FixedLimits):
             raise SettingsError(f"The tokens file can't be read: {reason}. Correct TOOLPACK_TOKENS_FILE.") from None
 
     def share(self, total: int) -> int:
-        """Return the part of a resource that one owner may use: half of it if there are several owners."""
+        """Return the part of a resource that one owner is allowed to use, which is half if there are several owners."""
         several = len(self.tokens) > 1 or self.tokens_file is not None
         return max(1, total // 2) if several else total
 
@@ -305,21 +305,21 @@ class Settings(_FromEnvironment, FixedLimits):
 
     @property
     def max_reply_bytes(self) -> int:
-        """Maximum size of an answer. The answer to every possible change must fit, because a change can't be undone.
+        """Maximum size of a response. The response to every change must fit, because the change can't be undone.
 
-        A result may take three times its size, because MCP sends it as JSON and again as a text with JSON. The last
-        item of a list may exceed the list's limit, and a batch has several answers.
+        A result can need three times its size, because MCP sends it as JSON and again as a string that contains JSON.
+        The last item of a list can exceed the list's limit, and a batch has several responses.
         """
         return max(4 * self.max_body_bytes, 4 * self.max_result_bytes + 2 * self.max_list_bytes)
 
     @cached_property
     def max_record_bytes(self) -> int:
-        """Maximum size of a call's arguments in a record, and of its result. A digest replaces a larger value."""
+        """Maximum size of a call's arguments, and of its result, in a record. A digest replaces a larger value."""
         return self.max_result_bytes // 4
 
     @property
     def keep_bytes(self) -> int:
-        """Maximum size of the old versions of a session together."""
+        """Maximum total size of a session's old versions."""
         return self.max_session_bytes // 32
 
     @property

@@ -13,7 +13,7 @@ _SECRETS = re.compile(r"(?<=://)(?!/)(?:(?!://).)*@|(?<=password=)[^&,]*", re.IG
 
 
 class StoreUrl(str):
-    """URL such as `memory:`, `sqlite:///path` or `redis://host`. The class accepts unknown schemes, too."""
+    """URL such as `memory:`, `sqlite:///path` or `redis://host`. The class also accepts unknown schemes."""
 
     __slots__ = ()
 
@@ -42,5 +42,5 @@ class StoreUrl(str):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The store's main files on this machine. The names of its further files begin with that of a main file."""
+        """The store's main files on this machine. The names of its other files begin with a main file's name."""
         return (Path(self.removeprefix(SQLITE)),) if self.startswith(SQLITE) else ()

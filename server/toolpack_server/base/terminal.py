@@ -1,8 +1,8 @@
 """Output of commands on standard output and standard error.
 
-All output goes through `echo`, which escapes control characters. So a text from an agent, a toolpack or a server can't
-move the cursor, change the text's direction or forge a line. Characters are escaped as in JSON, so printed JSON keeps
-its meaning.
+All output goes through `echo`, which escapes control characters. So a string from an agent, a toolpack or a server
+can't move the cursor, change the direction of text or forge a line. Characters are escaped in the same way as in JSON,
+so that printed JSON keeps its meaning.
 """
 
 import json
@@ -13,7 +13,7 @@ _NOT_ASCII = re.compile(r"[^ -~]")  # also ASCII control characters
 
 
 def printable(text: str) -> str:
-    """Escape the unprintable characters of a text, such as line ends, direction marks and zero-width characters."""
+    """Escape the unprintable characters in a string, such as line ends, direction marks and zero-width characters."""
     return text if text.isprintable() else _NOT_ASCII.sub(_escaped, text)
 
 

@@ -11,7 +11,7 @@ _labels: dict[int, str] = {}  # labels by `threading.get_ident()`
 
 
 def label_of(thread: int) -> str:
-    """Return a thread's label, or "" if the thread has none. Any thread may call this."""
+    """Return a thread's label, or "" if the thread has no label. This can be called on any thread."""
     return _labels.get(thread, "")
 
 

@@ -16,12 +16,12 @@ def timestamp(seconds: float) -> str:
     return f"{_second(whole)}.{thousandths:03}Z"
 
 
-@lru_cache(maxsize=8)  # worthwhile, because most times to format are in the current second
+@lru_cache(maxsize=8)  # most times to format are in the current second
 def _second(seconds: int) -> str:
-    """Return a time as RFC 3339 text without a fraction and time zone."""
+    """Return a time as RFC 3339 text without its fraction and time zone."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().partition("+")[0]
 
 
 def expiry(ttl_seconds: float, now: float) -> float:
-    """Return the expiry time to store for a session that is called now."""
+    """Return the expiry time to store for a session that received a call at the time `now`."""
     return now + ttl_seconds * (1 + GRACE)

@@ -1,11 +1,11 @@
 """Context manager that delays the interruption of a tool function while the server's own code runs inside it.
 
-If a function misses its deadline, `engine/interruption` raises an exception between any two of its bytecodes. But while
-the function reads files or a database of its environment, it runs code of the server. An exception there could leave a
-connection with an unread answer, or a working copy without an owner.
+If a function misses its deadline, `engine/interruption` raises an exception between any two of the function's
+bytecodes. But while the function reads files or a database in its environment, it runs the server's code. An exception
+there could leave a connection with an unread response, or a working copy without an owner.
 
-So server code runs in a block `with uninterruptible:` if functions can call it and it uses resources that outlive the
-call. An exception for the function is delayed to the end of the block.
+So server code that functions can call, and that uses resources which outlive the call, runs in a block
+`with uninterruptible:`. An exception for the function is delayed to the end of the block.
 """
 
 import threading
@@ -14,12 +14,12 @@ from toolpack_server.base.errors import Interrupted
 
 
 class InterruptTarget:
-    """A block of code that another thread may interrupt.
+    """A block of code that another thread, the interrupter, can interrupt.
 
     Attributes:
-        token: A list with one item while the block may be interrupted. The interrupter pops the item before it raises
-            its exception. The block's own thread pops the item to prevent that. `list.pop` is atomic, so only one of
-            them gets the item.
+        token: A list that contains one item while interrupting the block is allowed. The interrupter pops the item
+            before it raises its exception. The block's own thread pops the item to prevent the exception. `list.pop` is
+            atomic, so only one of the two threads gets the item.
         interrupted: Whether the block must end with `Interrupted`.
     """
 
@@ -56,7 +56,7 @@ class _Uninterruptible(threading.local):
         self._outer.append(block)
 
     def __exit__(self, *_exception: object) -> None:
-        """Give the token back, and raise `Interrupted` if an interruption was delayed."""
+        """Put the token back, and raise `Interrupted` if an interruption was delayed."""
         self.block = block = self._outer.pop()
         if block is not None:
             block.token.append(None)

@@ -1,8 +1,8 @@
-"""Equality of JSON values by meaning: numbers by value, everything else exactly.
+"""Equality of JSON values by meaning: compares numbers by value, and all other values exactly.
 
 The last digits of a sum of floats depend on the order of its terms. So if at least one of two numbers is a float, the
-numbers are equal if they differ by at most a billionth of the larger one, or by 1e-9. Integers are compared exactly.
-True and false aren't numbers.
+numbers are equal if they differ by at most a billionth of the larger number, or by at most 1e-9. Integers are compared
+exactly. True and false aren't numbers.
 """
 
 import math
@@ -34,7 +34,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def equal_arguments(one: Any, other: Any) -> bool:
-    """Return whether two JSON values mean the same as arguments: a number may be written as a text."""
+    """Return whether two JSON values mean the same as arguments: a string that spells a number equals the number."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(equal_arguments(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -43,7 +43,7 @@ def equal_arguments(one: Any, other: Any) -> bool:
 
 
 def argument_key(value: Any) -> Any:
-    """Return a hashable value that is equal for arguments of the same meaning; a number may be written as a text.
+    """Return a hashable value that is equal for arguments of the same meaning, such as the number 7 and the string "7".
 
     Unlike in `equal_arguments`, floats that differ only in their last digits aren't equal.
     """
@@ -56,7 +56,7 @@ def argument_key(value: Any) -> Any:
 
 
 def _decimal(value: Any) -> Decimal | None:
-    """Return the exact value of a number, or of a text that is a number. Return None for other values."""
+    """Return the exact value of a number, or of a string that spells a number. Return None for other values."""
     if is_number(value):
         return Decimal(str(value))
     return Decimal(value) if isinstance(value, str) and _NUMERAL.fullmatch(value) else None

@@ -1,9 +1,9 @@
 """Selection of the items that a view or a comparison needs from a value, so that its other items needn't be read.
 
-A selection is a copy of a value that lacks some items of its dicts, lists and models. The remaining items have the same
-JSON, at the same location, as in the whole value. This would be wrong in a container if an author's code computes the
-container's JSON from several items. So such containers are kept whole, and items are selected only in plain dicts,
-plain lists, and models whose schema has no serializer on the path to the items.
+A selection is a copy of a value without some items of its dicts, lists and models. The remaining items have the same
+JSON, at the same location, as in the whole value. This wouldn't hold if an author's code computed a container's JSON
+from several items. So items are selected only in plain dicts, plain lists, and models whose schema has no serializer on
+the path to the items. All other containers are copied whole.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +24,9 @@ def select(value: Any, steps: Sequence[str]) -> Any:
     """Return a copy of a value with only the items on the path of a JSON Pointer, as far as they can be selected.
 
     Args:
-        steps: The steps of the pointer, unescaped. If they don't exist in the value's JSON, the result's JSON lacks
-            them, too.
+        steps: The unescaped steps of the pointer. If the pointer leads nowhere in the value's JSON, it also leads
+        nowhere
+            in the result's JSON.
     """
     return _select(value, steps[:MAX_DEPTH])
 

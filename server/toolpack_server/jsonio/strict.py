@@ -1,7 +1,7 @@
 """Reading and writing the JSON of requests and records: fast, strict, and exact for integers of up to 308 digits.
 
-Unlike `json`, orjson refuses lone surrogates, NaN and invalid UTF-8. But it reads integers above 64 bits as floats, so
-text that may contain one is read again by `json`.
+Unlike `json`, orjson refuses lone surrogates, NaN and invalid UTF-8. But orjson reads integers above 64 bits as floats,
+so text that might contain such an integer is read again with `json`.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def loads(text: bytes) -> Any:
 
 
 def check_integers(text: bytes) -> None:
-    """Raise `ValueError` if JSON text has an integer that is too long for `loads` and for other JSON parsers."""
+    """Raise `ValueError` if JSON text contains an integer that is too long for `loads` and for other JSON parsers."""
     if _TOO_LONG_INTEGER in text.translate(_DIGITS_TO_ZERO):
         try:
             loads(text)
@@ -51,17 +51,20 @@ def check_integers(text: bytes) -> None:
 
 
 def has_inexact_integer(text: bytes) -> bool:
-    """Return whether JSON text has an integer that a double can't hold exactly. JavaScript's numbers are doubles."""
+    """Return whether JSON text contains an integer that a double, and so JavaScript, can't represent exactly."""
     if not _DIGITS.search(text):
         return False
     return any(abs(int(digits)) > MAX_EXACT for digits in _LONG_INTEGERS.findall(STRING.sub(b'""', text)))
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
-    """Return a value as JSON text. A `Fragment` is inserted unchanged. Raise `TypeError` if it has no JSON form."""
+    """Return a value as JSON text, with each `Fragment` inserted unchanged.
+
+    Raise `TypeError` if it has no JSON form.
+    """
     try:
         text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
-        # orjson's bytes object may occupy a buffer of 4 KB even if the text is short, so copy it.
+        # The bytes object from orjson can occupy a buffer of 4 KB even if the text is short, so copy it.
         return bytes(memoryview(text)) if len(text) < SHORT_BYTES else text
     except TypeError:
         # `json` writes integers above 64 bits, which orjson refuses. For any other problem `json` raises, too.

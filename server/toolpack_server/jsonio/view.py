@@ -1,12 +1,12 @@
 """JSON view of results and environments: pydantic's JSON, but strict and deterministic.
 
 JSON is only a view; snapshots are exact. The view uses aliases, includes the fields of subclasses, sorts sets by their
-JSON text, and writes null for NaN and infinities. A value without a JSON form raises `ResultError`. So does a
-dictionary with two keys that have the same JSON text, such as 7 and "7".
+JSON text, and writes null for NaN and infinities. A value without a JSON form raises `ResultError`. A dictionary with
+two keys that have the same JSON text, such as 7 and "7", also raises it.
 
-A plain object (an instance of a class that an environment may hold) is shown as its public attributes. Such objects may
-refer to each other, so each is shown once; further occurrences are `{"$ref": "<JSON Pointer to the first>"}`. A value
-inside them that has no JSON form but can be stored is shown as `{"$type": "<its class>"}`.
+A *plain object*, an instance of a class that isn't a pydantic model, is shown as its public attributes. Plain objects
+can refer to each other, so each object is shown once, and each further occurrence is `{"$ref": "<JSON Pointer to the
+first>"}`. A value inside a plain object that can be stored but has no JSON form is shown as `{"$type": "<its class>"}`.
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ def to_json(
         is_part: The value is a selection of a larger value.
 
     Raises:
-        ResultError: A value has no JSON form, or a volume can't be shown.
-        PlainObjectError: The selection has plain objects or a problem, so the caller must show the larger value.
+        ResultError: A value has no JSON form, or a volume can't be shown. PlainObjectError: The selection contains
+        plain objects or can't be shown, so the caller must show the larger value.
     """
     try:
         if comparable:
@@ -173,10 +173,10 @@ def _with_sorted_sets(value: Any, inside: dict[int, Any], depth: int, plain: Con
 
     Args:
         inside: The values that contain this value, by `id`.
-        depth: Number of these values.
+        depth: The number of values that contain this value.
 
     Raises:
-        PlainObjectError: The value has a plain object, refers to itself, or is nested too deeply.
+        PlainObjectError: The value contains a plain object, refers to itself, or is nested too deeply.
     """
     if isinstance(value, _SCALARS):
         return value
@@ -190,7 +190,7 @@ def _with_sorted_sets(value: Any, inside: dict[int, Any], depth: int, plain: Con
 
 
 class _AmbiguousError(Exception):
-    """A value has two keys with the same JSON text. The message has its location."""
+    """A value has two keys with the same JSON text. The message contains the value's location."""
 
 
 class _Objects:
