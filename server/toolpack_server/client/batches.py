@@ -21,7 +21,7 @@ Responses = list[Any]
 
 
 class Reply(Generic[T]):
-    """The answer to one request of a batch."""
+    """The reply to one request of a batch. The caller gets it at once, and reads its result after the block."""
 
     def __init__(self, request: Request[T]) -> None:
         self._request = request
@@ -33,7 +33,7 @@ class Reply(Generic[T]):
 
         Raises:
             ReplyError: The server answered with an error.
-            NoReplyError: The server didn't answer, or the batch isn't sent yet.
+            NoReplyError: The server didn't respond, or the batch hasn't been sent yet.
         """
         if self._error is not None:
             raise self._error
@@ -41,7 +41,7 @@ class Reply(Generic[T]):
         return result
 
     def receive(self, response: Any) -> None:
-        """Store the response. None means that only other requests of the batch were answered."""
+        """Store the response. None means that only other requests of the batch got a response."""
         checked = check_response(response, self._request)
         if checked is None:
             self._error = NoReplyError(f"{self._request.method} got no answer, but other requests of its batch did.")
@@ -55,7 +55,7 @@ class Reply(Generic[T]):
 
 
 class _Part:
-    """One JSON-RPC batch: some of the collected requests, and their replies."""
+    """One JSON-RPC batch: at most `BATCH_SIZE` of the collected requests, and their replies."""
 
     def __init__(self, collected: Sequence[tuple[Request[Any], Reply[Any]]]) -> None:
         members = [request for request, _ in collected]
@@ -90,7 +90,7 @@ class Collection:
 
 
 def _fail(parts: list[_Part], error: ClientError) -> None:
-    """Store an error in all replies of these batches, which aren't sent any more."""
+    """Store an error in all replies of these batches, because they won't be sent any more."""
     for part in parts:
         for reply in part.replies:
             reply.fail(error)

@@ -1,6 +1,6 @@
 """The clients: `Client` and `AsyncClient` for a server, `AgentClient` and `AsyncAgentClient` for an agent's address.
 
-The clients differ only in the address that they post to and in how they wait. `methods.py` has their methods;
+The clients differ only in the address that they post to and in how they wait. `methods.py` declares their methods;
 `exchange.py` decides when a request is sent again.
 """
 
@@ -34,11 +34,11 @@ from toolpack_server.client.values import BEST, CONCURRENCY, Finish, SessionValu
 T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-DEFAULT_TIMEOUT_SECONDS = 75.0  # a call may wait 30 s for its session and run for 30 s
+DEFAULT_TIMEOUT_SECONDS = 75.0  # a call can wait 30 s for its session, then run for 30 s
 DEFAULT_RETRIES = RETRIES
 
 _CONNECT_SECONDS = 5.0
-_KEEP_ALIVE_SECONDS = 3.0  # shorter than the server's 5 s, so that the server doesn't close a connection during a send
+_KEEP_ALIVE_SECONDS = 3.0  # shorter than the server's 5 s, so that the server doesn't close it during a send
 
 
 class _HttpxArguments(TypedDict):
@@ -52,7 +52,8 @@ def _tls(*, is_used: bool) -> ssl.SSLContext:
     """Return a TLS context. All clients share it, because reading the certificates takes longer than a hundred calls.
 
     Args:
-        is_used: False for a client of an http:// address, which needs no certificates. Its context trusts no server.
+        is_used: False for a client of an http:// address, which needs no certificates. The context then trusts no
+            server.
     """
     return httpx.create_ssl_context() if is_used else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -61,7 +62,7 @@ def _httpx_arguments(url: str) -> _HttpxArguments:
     """Return the arguments of the httpx client for this URL."""
     return {
         "verify": _tls(is_used=not url.startswith("http://")),
-        # Ask for uncompressed answers, because a few compressed bytes can unpack to gigabytes.
+        # Ask for uncompressed responses, because a few compressed bytes can unpack to gigabytes.
         "headers": {"Content-Type": "application/json", "Accept-Encoding": "identity"},
         "limits": httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
     }
@@ -89,7 +90,9 @@ def _agent_url(rpc_url: str, session: Session) -> str:
 
 
 def _check_url(url: str) -> str:
-    """Return the URL unchanged if it can be a server's. The errors don't show it, because it may have an agent's key.
+    """Return the URL unchanged if it can be a server's.
+
+    The errors don't show the URL, because it might contain an agent's key.
 
     Raises:
         ValueError: The URL is incomplete, or has a query or a fragment.
@@ -117,10 +120,12 @@ def _check_limits(timeout_seconds: float, retries: int) -> None:
 
 
 def _authorization(token: str | None) -> dict[str, str]:
-    """Return the header with a token. Agents may share the httpx client, so the header is set for each request.
+    """Return the header that carries the token.
+
+    The header is set for each request, not for the httpx client: agents, which send no token, might share that client.
 
     Raises:
-        ValueError: The token has characters that no token can have. The error doesn't show the token.
+        ValueError: The token contains characters that aren't allowed in tokens. The error doesn't show the token.
     """
     if token and not (isinstance(token, str) and re.fullmatch("[!-~]+", token)):
         raise ValueError("A token consists of visible ASCII characters: remove blanks and line ends.")
@@ -131,7 +136,7 @@ class _SyncClient:
     """Base of the synchronous clients: sends requests to one URL.
 
     Args:
-        shared: The httpx client and the outage log of another client, if this client uses that client's connections.
+        shared: The httpx client and the outage log of another client whose connections this client uses, if any.
     """
 
     def __init__(
@@ -172,7 +177,7 @@ class _SyncClient:
             return result
 
     def _post(self, request: Request[Any]) -> HttpAnswer | httpx.HTTPError:
-        """Post a request once. Return the answer, or the exception if there is no answer."""
+        """Post a request once. Return the response, or the exception if there is no response."""
         timeout = _timeout(self._seconds, request)
         seconds = timeout.read or 0
         arguments: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
@@ -234,7 +239,7 @@ class _AsyncClient:
             return result
 
     async def _post(self, request: Request[Any]) -> HttpAnswer | httpx.HTTPError:
-        """Post a request once. Return the answer, or the exception if there is no answer."""
+        """Post a request once. Return the response, or the exception if there is no response."""
         timeout = _timeout(self._seconds, request)
         seconds = timeout.read or 0
         arguments: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
@@ -268,12 +273,13 @@ class Client(_SyncClient, ClientMethods):
     Args:
         url: The server's base URL, without `/rpc`.
         token: A bearer token, if the server requires one.
-        timeout_seconds: Maximum time to wait for one answer, in seconds.
-        retries: Maximum number of retries of a request. The default, with growing delays, covers about 30 seconds.
+        timeout_seconds: Maximum time to wait for one response, in seconds.
+        retries: Maximum number of retries of a request. The default, with growing delays, bridges about 30 seconds.
         transport: An httpx transport that sends the requests, for example one with your own certificates.
 
     Attributes:
-        before_close: Functions to call before the connections are closed, by `close` or at the end of a `with` block.
+        before_close: Functions that `close` or the end of a `with` block calls before it closes the connections, the
+            last one first.
     """
 
     def __init__(
@@ -288,7 +294,7 @@ class Client(_SyncClient, ClientMethods):
         super().__init__(f"{url.rstrip('/')}/rpc", token, timeout_seconds, retries, transport)
 
     def agent(self, session: Session) -> "AgentClient":
-        """Return the client of a session's agent. It uses this client's connections and doesn't close them."""
+        """Return a client for a session's agent. It uses this client's connections, and doesn't close them."""
         url = _agent_url(self._url, session)
         return AgentClient(url, timeout_seconds=self._seconds, retries=self._retries, _shared=self._connections)
 
@@ -296,8 +302,8 @@ class Client(_SyncClient, ClientMethods):
         """Return a batch, which collects requests in a `with` block and sends them together at its end.
 
         In the block, the batch's methods return replies: `with client.batch() as batch: reply = batch.get_session(id)`.
-        After the block, `reply.result()` returns the result. The server handles the requests in order, and continues
-        after a request that fails.
+        After the block, `reply.result()` returns the result. The server handles the requests in order. If a request
+        fails, the server continues with the next request.
         """
         return Batch(self.send)
 
@@ -315,15 +321,16 @@ class Client(_SyncClient, ClientMethods):
     ) -> SessionValues:
         """Estimate the value of each step of a rollout: create k forks at the step, finish, evaluate and close them.
 
-        The start of the session is a step, and so is each change of the world. The advantage of a call is the
-        difference between the values of the steps after and before it. Each reward is cached in a *ledger*: another
-        fork of the session, which stays open. If you call this method again with the same `finish` and `labels`, it
-        creates only the missing forks. Don't run two such programs on one session at the same time.
+        The steps are the start of the session and each version that a change to the world created. The advantage of a
+        call is the value of the step after the call minus the value of the step before it. Each reward is cached in a
+        *ledger*: another fork of the session, which stays open. If you call this method again with the same `finish`
+        and `labels`, it creates only the missing forks. Don't run two such programs on one session at the same time.
 
         Args:
             session_id: The rollout's session. It must have a task.
-            k: Number of forks of each step. One is enough if `finish` and the world are deterministic.
-            finish: How to finish a fork, in one of these ways or a list of them. Default: all ways except a function.
+            k: Number of forks of each step. 1 is enough if `finish` and the world are deterministic.
+            finish: How to finish a fork: one of the following ways, or a list of them. Default: all ways except a
+                function.
 
                 - A function plays the fork to its end. It gets the client of the fork's agent and the fork, and runs
                   in a thread.
@@ -333,13 +340,14 @@ class Client(_SyncClient, ClientMethods):
                   arguments.
                 - None: the fork ends at once, so the value of the step is its present reward.
 
-                Of several ways, the best one counts. They are tried in order until one has the reward 1, and the
-                rollout's own reward counts, too. If the task has no solution, only the ways that need none are tried.
+                Of several ways, the best one counts, and so does the rollout's own reward. The ways are tried in order
+                until one reaches the reward 1. If the task has no solution, only the ways that need no solution are
+                tried.
             steps: The versions of the session to fork. Default: 0, and the versions before and after each call in the
                 history that changed something.
             labels: Further labels of the forks. The forks always have the labels `values` (the session's id), `step`,
                 `member` and `finish` (the function's name).
-            progress: Called with the value of each step when its forks have ended.
+            progress: Called with the value of each step when the step's forks have ended.
             concurrency: Maximum number of open forks.
             keep: Leave the fork with the highest reward of each step open. Rewards that an earlier run cached without
                 `keep` have no open fork.
@@ -347,7 +355,7 @@ class Client(_SyncClient, ClientMethods):
         Raises:
             ValueError: An argument is wrong, or the session has no task.
             TypeError: `finish` is a coroutine function; only an `AsyncClient` can await it.
-            ClientError: The session is closed, or the server doesn't answer.
+            ClientError: The session is closed, or the server doesn't respond.
         """
         options: dict[str, Any] = {"k": k, "labels": labels, "progress": progress, "keep": keep}
         return values_in_threads(self, session_id, finish, steps, concurrency=concurrency, **options)

@@ -1,10 +1,10 @@
-"""Exchange of one request and its answer, without I/O: when to send again, and how to read the answer.
+"""Exchange of one request and its response, without I/O: when to send again, and how to read the response.
 
-All clients share this module, because they differ only in how they post and wait. Each answer becomes a result of the
-promised form or a `ClientError`. The time and the size of an answer are limited.
+All clients share this module, because they differ only in how they post and wait. Each response becomes a result of the
+promised form or a `ClientError`. The time and the size of a response are limited.
 
 A request is retried if the server certainly didn't handle it: the server couldn't be reached, or answered 503 or -32006
-(overloaded). If no answer came, only idempotent requests are retried: reads, and `run_function`, which always has a
+(overloaded). If no response came, only idempotent requests are retried: reads, and `run_function`, which always has a
 `call_id`. A batch is retried as a whole or not at all, so its calls run in order.
 """
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 RETRIES = 13
 """Default number of retries. Their delays add up to 31 to 42 seconds, longer than most restarts of a server."""
-MAX_REPLY_BYTES = 2**28  # four times the largest answer of a server with default settings
+MAX_REPLY_BYTES = 2**28  # four times the largest response of a server with default settings
 
 _FIRST_DELAY_SECONDS = 0.1
-_MAX_DOUBLINGS = 10  # max doublings of a delay: enough to reach the longest delay
-_MAX_DELAY_SECONDS = 5.0  # also if the server asks for a longer delay
+_MAX_DOUBLINGS = 10  # max times that a delay doubles: enough to reach the longest delay
+_MAX_DELAY_SECONDS = 5.0  # max delay, even if the server asks for a longer one
 _QUIET_ATTEMPTS = 3  # failed attempts before the outage is logged
-_MAX_TIMEOUTS = 3  # a request isn't retried after so many timeouts
+_MAX_TIMEOUTS = 3  # after this many timeouts a request isn't retried
 
 _OVERLOADED = -32006
 _UNAVAILABLE = 503
@@ -50,10 +50,10 @@ def backoff(attempt: int, first: float, longest: float) -> float:
 
 
 def is_unusable(error: Exception) -> bool:
-    """Return whether the server refused a request because of its content, for example a model's arguments.
+    """Return whether the server refused a request because of its content, such as the arguments that a model wrote.
 
-    The content isn't JSON (for example, it has a lone surrogate), is nested too deeply, is invalid, or is too large. A
-    retry wouldn't help, but the server has no problem.
+    Such content isn't JSON (for example, it contains a lone surrogate), is nested too deeply, is invalid, or is too
+    large. A retry wouldn't help, but the server works, so the caller can continue with other requests.
     """
     return isinstance(error, ReplyError) and (
         error.code in {_NO_JSON, _NO_REQUEST, _WRONG, _TOO_LARGE} or error.data.get("status") == _BODY_TOO_LARGE
@@ -104,7 +104,7 @@ class ReplyBody:
 
 
 class Outage:
-    """Log of an outage: one message when the server doesn't answer, and one when it answers again.
+    """Log of an outage: one message when the server stops responding, and one when it responds again.
 
     A client and its agents share this object, so each message is logged once for all of them.
     """
@@ -113,13 +113,13 @@ class Outage:
         self._is_logged = False
 
     def begin(self, why: str) -> None:
-        """Log the outage, unless it is logged already."""
+        """Log the outage, unless it has been logged already."""
         if not self._is_logged:
             self._is_logged = True
             log.warning("%s Idempotent requests are retried.", why)
 
     def end(self) -> None:
-        """Log that the server answers again, if an outage was logged."""
+        """Log that the server responds again, if an outage was logged."""
         if self._is_logged:
             self._is_logged = False
             log.info("The server answers again.")
@@ -130,15 +130,15 @@ def exchange(
 ) -> Generator[float, HttpAnswer | httpx.HTTPError, T]:
     """Yield the delay in seconds before each attempt, and return the result.
 
-    The caller waits, posts the request, and sends the answer or the exception to this generator.
+    After each delay, the caller posts the request and sends the response or the exception to this generator.
 
     Args:
         url: The address of the server, for messages.
         retries: Maximum number of attempts after the first.
 
     Raises:
-        ReplyError: The server answered with an error, and no retry is left or useful.
-        NoReplyError: The server didn't answer, and no retry is left or safe.
+        ReplyError: The server returned an error, and no retry is left or would help.
+        NoReplyError: The server didn't respond, and no retry is left or safe.
     """
     delay, timeouts = 0.0, 0
     for attempt in range(retries + 1):
@@ -159,7 +159,7 @@ def exchange(
             timeouts += isinstance(answer, httpx.ReadTimeout)
             retry = isinstance(answer, _NEVER_SENT) or (request.repeatable and not isinstance(answer, _PERMANENT))
         if not retry or attempt == retries or timeouts == _MAX_TIMEOUTS:
-            raise error from None  # with the cause, a traceback has forty lines of httpx above the message
+            raise error from None  # the cause would add forty lines of httpx above the message
         if is_away and attempt >= _QUIET_ATTEMPTS:
             outage.begin(f"{_host(url)} doesn't answer.")
         delay = _delay(attempt, error)
@@ -172,9 +172,9 @@ def reply_error(error: dict[str, Any]) -> ReplyError:
 
 
 def check_response(response: Any, request: Request[Any]) -> dict[str, Any] | None:
-    """Return a dictionary with the `result` or the `error` of a JSON-RPC response; None if it isn't a response.
+    """Return a dictionary with the `result` or the `error` of a JSON-RPC response, or None if it isn't a response.
 
-    If the result doesn't have the form that the method promises, return an error.
+    If the result doesn't have the form that the method promises, the dictionary contains an error.
     """
     if isinstance(response, dict):
         match response.get("error"):
@@ -192,12 +192,12 @@ def check_response(response: Any, request: Request[Any]) -> dict[str, Any] | Non
 
 
 def no_json_rpc(message: str, **data: Any) -> dict[str, Any]:
-    """Return the error for an answer that another program than a Toolpack Server seems to have sent."""
+    """Return the error for a response that doesn't seem to come from a Toolpack Server."""
     return {"error": {"code": _NO_JSON_RPC, "message": message, "data": data}}
 
 
 def _read(answer: HttpAnswer, request: Request[Any]) -> dict[str, Any]:
-    """Return the checked JSON-RPC response. Any other answer, for example a proxy's, becomes an error."""
+    """Return the checked JSON-RPC response. Any other response, for example a proxy's, becomes an error."""
     try:
         reply = json.loads(answer.content)
     except (ValueError, RecursionError):
@@ -212,7 +212,7 @@ def _read(answer: HttpAnswer, request: Request[Any]) -> dict[str, Any]:
 
 
 def _no_reply(request: Request[Any], url: str, answer: httpx.HTTPError) -> NoReplyError:
-    """Return the exception for a request without an answer, with a hint at the cause."""
+    """Return the exception for a request that got no response. Its message suggests a cause."""
     question = "does it speak https, or http?" if "[SSL" in str(answer) else "is the server running?"
     return NoReplyError(
         f"{request.method} got no answer from {_host(url)} ({type(answer).__name__}: {answer}): {question}"

@@ -25,13 +25,13 @@ class Request(Generic[T]):
 
     method: str
     params: Mapping[str, Any]  # a parameter that is None isn't sent, so the server's default applies
-    repeatable: bool = True  # may be sent again without an answer to the first attempt
-    members: "Sequence[Request[Any]]" = ()  # the requests of a batch, which has no params; its result: the responses
+    repeatable: bool = True  # whether it can be sent again if the first attempt got no response
+    members: "Sequence[Request[Any]]" = ()  # the requests of a batch, whose result is the list of responses
     fits: Fits = anything  # checks the form of the result
 
     @property
     def wait_seconds(self) -> float:
-        """Extra seconds to wait for the answer, because the request asks the server to wait."""
+        """Extra seconds to wait for the response, because the request asks the server to wait."""
         value = self.params.get("wait_seconds")  # an invalid value is ignored here, because the server refuses it
         own = value if isinstance(value, int | float) and value > 0 else 0
         return own + sum(member.wait_seconds for member in self.members)
@@ -58,13 +58,13 @@ class Request(Generic[T]):
 
 
 class Sender(Protocol):
-    """A synchronous client."""
+    """The part of a synchronous client that the descriptor `method` needs."""
 
     def send(self, request: Request[T]) -> T: ...
 
 
 class AsyncSender(Protocol):
-    """An asynchronous client."""
+    """The part of an asynchronous client that the descriptor `method` needs."""
 
     async def send(self, request: Request[T]) -> T: ...
 
@@ -76,7 +76,7 @@ class PendingReply(Protocol[T_co]):
 
 
 class RequestCollector(Protocol):
-    """A batch."""
+    """The part of a batch that the descriptor `method` needs."""
 
     def add(self, request: Request[T]) -> PendingReply[T]: ...
 
@@ -92,7 +92,7 @@ class method(Generic[P, T]):  # noqa: N801 - a decorator
         self._functions: dict[type, Any] = {}  # by class of the client
 
     def request(self, *args: Any, **kwargs: Any) -> Request[T]:
-        """Return the request. If the method takes a `call_id` and the caller gives none, add a new one."""
+        """Return the request. If the method accepts a `call_id` and the caller passes none, add a new one."""
         try:
             params = self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:

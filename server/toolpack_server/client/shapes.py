@@ -1,8 +1,8 @@
 """Checks that a result has the form that its method promises.
 
-A client accepts unknown members, kinds of records and words in the place of a `Literal`, as docs/reference/stability.md
-says. If a member is missing or has another type, the client raises an error at once. Otherwise the program would get a
-`KeyError` far away from the cause.
+A client accepts unknown fields, unknown kinds of records, and unknown strings where the type is a `Literal`, because a
+newer server can send these (docs/reference/stability.md). If a field is missing or has another type, the client raises
+an error at once. Otherwise the program would get a `KeyError` far away from the cause.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def fits(kind: Any) -> Fits:
     if origin is dict:
         member = fits(arguments[1])
         return lambda value: isinstance(value, dict) and all(map(member, value.values()))
-    if origin is Literal:  # only the type counts, because a newer server may send further words
+    if origin is Literal:  # any string, because a newer server can send further strings
         return lambda value: isinstance(value, tuple(map(type, arguments)))
     if origin in (Union, UnionType):
         return _any_of([fits(each) for each in arguments])

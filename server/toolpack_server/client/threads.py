@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _InThreads:
-    """Async client that sends each request by a synchronous client, in a thread."""
+    """Async client that sends each request through a synchronous client, in a thread."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -54,7 +54,7 @@ def values_in_threads(
     """
 
     async def compute() -> SessionValues:
-        # `asyncio.to_thread` uses this pool. It has a thread for each open fork, because a fork's function blocks.
+        # `asyncio.to_thread` uses this pool. Each open fork needs a thread, because its function blocks.
         with ThreadPoolExecutor(concurrency) as pool:
             asyncio.get_running_loop().set_default_executor(pool)
             return await valuer.values(session_id, steps)
@@ -62,7 +62,7 @@ def values_in_threads(
     finishes = finishes_of(finish).values()
     if any(map(inspect.iscoroutinefunction, finishes)):
         raise TypeError("finish is a coroutine function: use AsyncClient.values, or pass a plain function")
-    with suppress(RuntimeError):  # `get_running_loop` raises it if no event loop runs in this thread
+    with suppress(RuntimeError):  # raised by `get_running_loop` if no event loop runs in this thread
         asyncio.get_running_loop()
         raise ValueError("an event loop runs in this thread: use AsyncClient.values")
     in_threads = _Client(client)
@@ -77,7 +77,7 @@ def values_in_threads(
 
 
 def _in_thread(finish: Any) -> Any:
-    """Return a coroutine function that calls a function in a thread. It has the function's name, which is a label."""
+    """Return a coroutine function that calls `finish` in a thread. It keeps the name, which is a label of forks."""
 
     async def finish_in_thread(agent: _Agent, fork: Session) -> None:
         await asyncio.to_thread(finish, agent.client, fork)

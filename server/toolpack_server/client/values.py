@@ -2,8 +2,8 @@
 
 Forks can be finished in several ways, for example by the calls of the task's solution. The best way counts. When a fork
 is finished, its reward is cached in a *ledger* and the fork is closed, so the number of open forks is limited. Each way
-has one ledger, another fork of the rollout. A program that died can run again: the cached rewards count, and forks that
-the first run left open are closed and created again.
+has one ledger, which is another fork of the rollout. If the program dies, run it again: it uses the cached rewards,
+closes the forks that the first run left open, and creates them again.
 """
 
 import asyncio
@@ -42,22 +42,22 @@ _OWN_LABELS = {_LABEL, "finish", "step", "member"}
 _PAGE = 1000
 _OVERLOADED = -32006
 _NOT_FOUND = -32001
-_GROUPS = 8  # groups of forks that are open at the same time; the forks of a group are created together
+_GROUPS = 8  # max groups of forks that are open at the same time; the forks of a group are created together
 _EVALUATED_TOGETHER = 8  # max forks that are evaluated in one batch
 
 
 @dataclass(frozen=True, slots=True)
 class StepValue:
-    """The value of a step: the mean reward of the forks that began there.
+    """The value of a step: the mean reward of the forks that began at the step.
 
     Attributes:
         session_id: The rollout's session.
         version: The session's version at the fork point.
         rewards: The rewards of the forks.
         invalid: Number of forks whose verdict isn't valid. They don't count.
-        errors: Exceptions raised by `finish`. Their forks don't count either.
-        finish: The name of the best way in which the forks were finished. `rollout` if the rollout's own reward is
-            higher than the value of each way.
+        errors: Exceptions raised by `finish`. The forks in which it raised don't count either.
+        finish: The name of the way of finishing that reached the highest value. `rollout` if the rollout's own reward
+            is higher than the value of each way.
         calls: The calls that finished the forks; None if a function chose them.
         fork: With `keep`, the session_id of the fork with the highest reward, which stays open.
     """
@@ -92,7 +92,7 @@ class CallValue:
     """The value of a call, or of the answer.
 
     Attributes:
-        record: The record: a call has its `function`, its `kwargs`, and the caller as `by`.
+        record: The record. A call's record contains its `function`, its `kwargs`, and the caller as `by`.
         before: The value of the step before the call.
         after: The value of the step after the call. A call that changed nothing has the same step before and after it.
     """
@@ -121,9 +121,9 @@ class SessionValues:
     Attributes:
         session_id: The rollout's session.
         steps: The values of the steps, in order.
-        calls: The values of the calls between these steps, in order. Calls that failed or only read are included.
-        answer: The value of the answer. The value after it is the rollout's own reward. None if there is no answer, or
-            if `steps` lacks the step before it.
+        calls: The values of the calls between these steps, in order, including calls that failed or only read.
+        answer: The value of the answer. The value after the answer is the rollout's own reward. None if there is no
+            answer, or if `steps` lacks the step before the answer.
     """
 
     session_id: str
@@ -133,7 +133,7 @@ class SessionValues:
 
 
 class _Unsent(ClientMethods):
-    """Client whose methods return their requests unsent."""
+    """Client whose methods return their requests unsent, so that `Valuer.send` can send several requests together."""
 
     def add(self, request: Request[T]) -> Request[T]:
         return request
@@ -238,7 +238,7 @@ class Valuer:
         """Yield all results of a method that returns pages.
 
         Args:
-            key: The member of a result after which the next page begins.
+            key: The field of the last result that the next page takes as `after`.
         """
         page = await getattr(self.client, method)(*args, limit=_PAGE, **more)
         while page:
@@ -251,7 +251,7 @@ class Valuer:
 
         Args:
             session_id: The rollout's session.
-            labels: The labels of the ledger. The forks have them, too, and the labels `step` and `member`.
+            labels: The labels of the ledger. The forks also have these labels, plus `step` and `member`.
         """
         ledger_id, forks = "", []
         async for each in self._pages("list_sessions", labels=labels, key="session_id"):
@@ -305,8 +305,8 @@ class _Ledger:
     """The rewards of the forks that were finished in one way.
 
     Attributes:
-        session_id: The session that has the rewards in its messages.
-        labels: The labels that it shares with the forks.
+        session_id: The session that stores the rewards as messages.
+        labels: The labels that the ledger shares with the forks.
         rewards: The rewards by step and member; None if the verdict was invalid.
         kept: The reward and the session_id of the best fork, which stays open, by step.
     """
@@ -469,7 +469,7 @@ class _Rollout:
                     await finish(agent, fork)
             elif finish is not None:
                 await self._solve(fork, await self._calls(version, finish), (await self._solution(version))["answer"])
-        except Exception as error:  # noqa: BLE001 - any error: the other forks go on
+        except Exception as error:  # noqa: BLE001 - after any error the other forks continue
             return error
         return None
 
@@ -540,7 +540,7 @@ def finishes_of(finish: Any) -> dict[str, Finish]:
 
 
 def _worth(value: StepValue) -> float:
-    """Return the number by which values are compared. An unknown value is the lowest."""
+    """Return the number for comparing a value with others. An unknown value is the lowest."""
     return -inf if value.mean is None else value.mean
 
 
@@ -550,7 +550,7 @@ def _reward(verdict: Verdict) -> float | None:
 
 
 class _Evaluation(Request[Verdict]):
-    """A request for a verdict. Its batch waits longer for the answer, because an evaluator may take long."""
+    """A request for a verdict. Its batch waits longer for the response, because an evaluator might take long."""
 
     wait_seconds = 30.0
 
@@ -576,6 +576,6 @@ def check_async(**functions: Any) -> None:
 
 
 def closing(session_id: str) -> Any:
-    """Return a request that closes a session. The request may be repeated, because its answer isn't used."""
+    """Return a request that closes a session. The request can be repeated, because its result isn't used."""
     request: Any = _UNSENT.close_session(session_id)
     return replace(request, repeatable=True)

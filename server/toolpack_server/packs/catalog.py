@@ -1,4 +1,4 @@
-"""Catalog of the toolpacks that a server has loaded, with the classes and fingerprints derived from them.
+"""Catalog of the toolpacks that a server has loaded, with the classes of their environments and their fingerprints.
 
 The catalog is complete before the first request and doesn't change afterwards.
 """
@@ -50,8 +50,8 @@ class Catalog:
         self.fingerprints = {
             name: fingerprint([pack.environment_class], pack.state_types) for name, pack in self.toolpacks.items()
         }
-        # The message is cached, because each new session needs it. Clients choose the toolpacks and their order, so the
-        # cache has a limit.
+        # The message is cached, because each new session needs it. The cache is limited, because clients choose the
+        # toolpacks and their order.
         self.ambiguity = lru_cache(maxsize=MAX_CACHED_CHOICES)(
             lambda names: describe_ambiguity(self.toolpacks[name] for name in names)
         )
@@ -89,7 +89,7 @@ class Catalog:
         return chosen
 
     def functions(self, names: Iterable[str]) -> dict[str, PackFunction]:
-        """Return the functions of a session with these toolpacks, by their names there, in order of registration.
+        """Return the functions of a session with these toolpacks, by their names in it, in order of registration.
 
         A function whose name has a dot occurs twice, once for each spelling. `listed` returns each function once.
         """
@@ -123,8 +123,8 @@ class Catalog:
 def is_plain(cls: type, author_classes: Container[type]) -> bool:
     """Return whether JSON shows the instances of a class as plain objects, because they are neither models nor values.
 
-    Pydantic would show all fields of a dataclass, also private ones, and would fail if an instance refers to itself. So
-    the dataclasses of toolpacks that are made of classes (`author_classes`) are plain objects, too.
+    Pydantic would show all fields of a dataclass, even private fields, and would fail if an instance refers to itself.
+    So dataclasses of toolpacks that `Toolpack.from_class` created (`author_classes`) also count as plain objects.
     """
     if is_foreign(cls) or issubclass(cls, (BaseModel, *BUILTIN_BASES)):
         return False

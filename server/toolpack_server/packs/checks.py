@@ -1,6 +1,7 @@
-"""Checks of initial environments. Each check builds the environment and discards it.
+"""Checks of initial environments, which a command makes before any session uses a toolpack.
 
-`serve` skips slow checks and checks for harmless problems. `toolpack-server check` makes all checks (`thorough`).
+A check builds the environment, tests it and discards it. `serve` skips slow checks, and checks that find only harmless
+problems. `toolpack-server check` makes all checks (`thorough`).
 """
 
 import inspect
@@ -25,8 +26,8 @@ BUILD_SECONDS = 10.0  # time limit for building one initial environment
 def initial_problem(pack: Toolpack, catalog: Catalog, *, thorough: bool = False) -> RegistrationError | None:
     """Build the initial environment, and return the problem if it can't be built or can't be restored exactly.
 
-    Return None if there is no problem. An environment without a JSON form is a problem only if it holds instances of
-    the author's classes, or if the check is `thorough`.
+    Return None if there is no problem. An environment that can't be shown as JSON is a problem only if it holds
+    instances of the author's classes, or if the check is `thorough`.
     """
     classes = catalog.classes
     name = f"the initial environment of {pack.name!r}"

@@ -1,6 +1,6 @@
 """Descriptions of toolpacks for clients, and of functions for agents in the formats of common model APIs.
 
-`FORMATS` has a converter for each format, by its name. A description depends only on the registration of the function.
+`FORMATS` maps the name of each format to its converter. A description depends only on the registration of the function.
 """
 
 import re
@@ -20,7 +20,7 @@ from toolpack_server.volumes.volume import Volume
 def parameters_schema(function: PackFunction) -> dict[str, Any]:
     """Return the JSON Schema of a function's arguments. It is AgentDojo's schema, but forbids unknown arguments.
 
-    Unknown keys of nested objects are forbidden, too, if the function's models forbid them.
+    Unknown keys of nested objects are also forbidden if the function's models forbid them.
     """
     schema: dict[str, Any] = function.function.parameters.model_json_schema()
     objects = [schema]
@@ -32,13 +32,13 @@ def parameters_schema(function: PackFunction) -> dict[str, Any]:
 
 
 def returns_schema(function: PackFunction) -> dict[str, Any] | None:
-    """Return the JSON Schema of a function's result, or None without a usable return annotation."""
+    """Return the JSON Schema of a function's result, or None if the function has no usable return annotation."""
     returned = function.function.return_type
     if returned is None:
         return None
     try:
         return TypeAdapter(returned).json_schema(mode="serialization") or None
-    except Exception:  # noqa: BLE001 - an annotation may be anything, and results aren't checked against it
+    except Exception:  # noqa: BLE001 - an annotation can be any object, and results aren't checked against it
         return None
 
 
@@ -125,7 +125,7 @@ def mcp(function: PackFunction) -> dict[str, Any]:
 
 
 def without_repeated_titles(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool's schema without the titles that only repeat a name, to make a list of tools a sixth shorter."""
+    """Return a tool's schema without titles that only repeat a name. This makes a list of tools a sixth shorter."""
     shortened: dict[str, Any] = _without_titles({key: value for key, value in schema.items() if key != "title"}, "")
     return shortened
 

@@ -1,8 +1,8 @@
 """Time limit for a toolpack's code that runs before the server starts: its import and its initial environment.
 
-Code that exceeds the limit is interrupted, and the error names the line that was running. On a busy machine, wall-clock
-time would be unfair. So while code computes, only its CPU time counts, and while code waits, all time counts. The
-import of a library has a longer limit. Code that holds the GIL, or catches every exception, can't be interrupted.
+Code that exceeds the limit is interrupted, and the error names the line that was running. While code computes, only its
+CPU time counts, because other programs might use most of a busy machine. While code waits, all time counts. The import
+of a library has a longer limit. Code that holds the GIL, or catches every exception, can't be interrupted.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from types import FrameType
 
 from toolpack_server.base.logger import log
 
-LIBRARY_FACTOR = 6  # an import of a library may take this many times as long
-MIN_CPU_SHARE = 0.01  # code that uses less CPU time than this share only waits
+LIBRARY_FACTOR = 6  # the import of a library can take this many times as long
+MIN_CPU_SHARE = 0.01  # code that uses less than this share of a CPU counts as waiting
 TOLERANCE = 0.9  # code is interrupted at this share of the limit, because no code gets quite all of a CPU
 REPEAT_SECONDS = 0.5  # delay before code that caught the exception is interrupted again
 _SERVER = str(Path(__file__).parents[1]) + "/"
@@ -44,7 +44,7 @@ def time_limit(seconds: float, what: str, advice: str = "do this in a function, 
     counted, began, used = 0.0, time.monotonic(), time.process_time()
 
     def interrupt(_number: int, frame: FrameType | None) -> None:
-        """Count the time since the last signal. Raise if the limit is exceeded, or else set the timer again."""
+        """Count the time since the last signal. Raise if the limit is exceeded; otherwise set the timer again."""
         nonlocal counted, used
         before, used = used, time.process_time()
         counted += counted_seconds(used - before, seconds)

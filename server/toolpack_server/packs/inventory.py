@@ -1,6 +1,7 @@
 """Inventory of the toolpacks that a process has loaded, in a form that it can send to another process.
 
-Processes whose inventories have equal toolpacks can work on the same sessions.
+A worker compares its inventory with its supervisor's, and an executor's with its own. Only processes that loaded equal
+toolpacks can work on the same sessions.
 """
 
 import json

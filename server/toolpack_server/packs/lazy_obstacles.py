@@ -21,7 +21,7 @@ _BUILTINS = frozenset(vars(builtins))
 
 @lru_cache(maxsize=256)
 def lazy_obstacle(pack: Toolpack) -> str | None:
-    """Return the file and line of such code, and a description. Return None if the toolpack's modules don't have any.
+    """Return the file, the line and a description of such code, or None if the toolpack's modules contain no such code.
 
     A toolpack's modules are those of its functions, and of the classes that its environment contains.
     """

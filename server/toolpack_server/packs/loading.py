@@ -47,7 +47,7 @@ def load_catalog(
         build: Also build and check the initial environments. A process that forks other processes must not do this.
 
     Raises:
-        RegistrationError: There is a problem. The text has the first problem and the number of further problems.
+        RegistrationError: There is a problem. The message describes the first problem and counts the others.
     """
     catalog, problems = inspect_toolpacks(pack_dirs, names, thorough=False, build=build)
     if problems:
@@ -58,7 +58,7 @@ def load_catalog(
 
 
 def catalog_of(settings: Settings, *, build: bool = True) -> Catalog:
-    """Load the toolpacks of a server with these settings, as `load_catalog` does."""
+    """Load the toolpacks of a server with these settings. Raises the errors of `load_catalog`."""
     return load_catalog(settings.pack_dir, settings.packs, build=build)
 
 
@@ -111,7 +111,7 @@ def _load_modules(
     if not only_folders:
         sources += installed_sources()
     search = _Search(problems)
-    # If toolpacks are named, modules of the same name come first, and the search ends when all toolpacks are found.
+    # If toolpacks are named, modules with these names come first, and the search ends when all toolpacks are found.
     for source in sorted(sources, key=lambda source: source.name not in names):
         if names and source.name not in names and set(names) <= search.packs.keys():
             break
@@ -130,7 +130,7 @@ def _load_modules(
     for pack in [*packs.values()]:
         for companion in pack.companions:
             if packs.setdefault(companion.name, companion) is not companion:
-                # An author's toolpack has the name of a toolpack that the server adds.
+                # An author's toolpack has the same name as a toolpack that the server adds.
                 own = packs[companion.name]
                 text = (
                     f"{own.location}: sessions with events have a toolpack {own.name!r} of the server: rename this one."
@@ -144,13 +144,13 @@ def _load_modules(
 
 
 def _unknown_name(name: str, search: "_Search", pack_dirs: Sequence[Path]) -> str:
-    """Return the message for a name in `--packs` that no toolpack has."""
+    """Return the message for a name in `--packs` that matches no toolpack."""
     in_module = [pack for pack, source in search.sources.items() if source.name == name]
     if in_module:
         return f"no toolpack is called {name!r}: the module of this name has {in_module[0]!r}, so use that name."
-    # The name of a toolpack mostly begins with its module's name: tau2-retail is in tau2.
+    # The name of a toolpack usually begins with its module's name: tau2-retail is in tau2.
     likely = [text for source, text in search.unavailable.items() if name.startswith(source.name)]
-    # If there are folders, the toolpack should be in a folder, so packages for bundled toolpacks wouldn't help.
+    # With `--pack-dir`, the toolpack should be in a folder, so don't suggest packages for bundled toolpacks.
     unrelated = [text for source, text in search.unavailable.items() if pack_dirs and source.distribution == OWN]
     hint = " ".join(["", *(likely or [notice for notice in search.notices if notice not in unrelated])])
     return f"no module has a toolpack {name!r}; found: {', '.join(search.packs) or 'none'}.{hint}"
@@ -160,7 +160,7 @@ class _Search:
     """A search for toolpacks in modules.
 
     Attributes:
-        packs: The toolpacks that were found until now, by name.
+        packs: The toolpacks found so far, by name.
         sources: The module of each toolpack.
         faulty: Names of toolpacks with problems. They aren't checked further, so that no problem is reported twice.
         notices: Messages for the operator.
@@ -174,7 +174,7 @@ class _Search:
         self.notices: list[str] = []
         self.unavailable: dict[Source, str] = {}
         self._problems = problems
-        self._broken_modules: list[tuple[list[RegistrationError], set[str]]] = []  # the problems and toolpacks of each
+        self._broken_modules: list[tuple[list[RegistrationError], set[str]]] = []  # problems and toolpacks of each one
 
     def load(self, source: Source) -> None:
         """Import a module and add its toolpacks and problems."""

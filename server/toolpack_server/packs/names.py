@@ -1,4 +1,4 @@
-"""Names of functions in a session, with a prefix if several toolpacks of the session use the same name.
+"""Names of functions in a session, with a prefix if several of its toolpacks use the same name.
 
 A function keeps its registered name unless that name is ambiguous in the session. Then all functions with that name
 are called `toolpack.function`. The toolpack that was loaded first has no precedence.
@@ -12,7 +12,7 @@ RegisteredName = tuple[str, str]
 
 
 def without_dots(name: str) -> str:
-    """Return the spelling of a name for model APIs that forbid dots in names. Agents may call either spelling."""
+    """Return the spelling of a name for model APIs that forbid dots in names. Agents can call either spelling."""
     return name.replace(".", "__")
 
 
@@ -26,7 +26,7 @@ def session_names(toolpacks: Mapping[str, Iterable[str]]) -> dict[RegisteredName
     prefixed: set[str] = set()
     while True:
         names = {each: f"{each[0]}.{each[1]}" if each[1] in prefixed else each[1] for each in functions}
-        # Repeat, because a name with a prefix may equal another name.
+        # Repeat, because a name with a prefix can equal another name.
         ambiguous = {name for _, name in ambiguous_names(names)} - prefixed
         if not ambiguous:
             return names

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolpack_server.jsonio.strict import dumps
 
-_MAX_NODES = 2_000  # max nodes of a schema without references: ten times those of the largest function of tau2
+_MAX_NODES = 2_000  # max nodes of a schema without references: ten times as many as the largest function of tau2 needs
 VALUES = ("const", "default", "enum", "examples")  # keywords whose values are data, not schemas
 BY_NAME = ("properties", "patternProperties", "$defs")  # keywords whose keys are the author's names
 
@@ -22,7 +22,7 @@ class _NodeLimitError(Exception):
 def openai_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema without the keywords that OpenAI rejects. The result accepts every value that `schema` accepts.
 
-    In addition, it accepts the elements of a tuple in another order.
+    Unlike `schema`, it also accepts the elements of a tuple in another order.
     """
     definitions: dict[str, Any] = schema.get("$defs", {})
     recursive = {name for name in definitions if name in _reachable(name, definitions)}

@@ -17,7 +17,7 @@ class PackFunction:
         toolpack: The name of its toolpack.
         read_only: Whether the author declares that the function doesn't change the environment.
         timeout_seconds: Its deadline in seconds. None: the server's default.
-        registered_name: Its name in the toolpack. `name` may differ in a session.
+        registered_name: Its name in the toolpack. In a session, `name` can differ, for example by a prefix.
     """
 
     function: Any
@@ -45,6 +45,6 @@ class PackFunction:
 
 
 def is_offered(function: PackFunction, offered: frozenset[str]) -> bool:
-    """Return whether a set of names has a name of this function, with or without its toolpack's name."""
+    """Return whether a set of names contains this function's name, with or without its toolpack's name."""
     registered = function.registered_name
     return not offered.isdisjoint({function.name, registered, f"{function.toolpack}.{registered}"})

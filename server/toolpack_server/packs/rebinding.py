@@ -53,13 +53,13 @@ def is_immutable(annotation: Any) -> bool:
 
 
 def find_assignment(function: Callable[..., Any], names: Iterable[str]) -> tuple[str, int] | None:
-    """Return the first assignment of a function to one of these parameters: its name and the line, or None."""
+    """Return the parameter and line of the first assignment to one of these parameters, or None without assignments."""
     tree, parameters = function_tree(function), frozenset(names)
     return None if tree is None else next(_assignments(tree.body, parameters, parameters), None)
 
 
 def function_tree(function: Any) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """Return the syntax tree of a function with the line numbers of its file, or None without a source."""
+    """Return the syntax tree of a function with the line numbers of its file, or None if it has no source."""
     if not isinstance(function, FunctionType):
         return None
     try:
@@ -94,7 +94,7 @@ def _assignments(nodes: Iterable[ast.AST], visible: frozenset[str], local: froze
 
 
 def _inner_names(scope: Any, visible: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the parameters that an inner scope can read, and those that it declares `nonlocal`."""
+    """Return the parameters that an inner scope can read, and the parameters that it declares `nonlocal`."""
     nodes = [*_nodes_of_scope(scope.body)]
     declared = visible.intersection(name for node in nodes if isinstance(node, ast.Nonlocal) for name in node.names)
     if isinstance(scope, ast.ClassDef):  # the class's methods don't see the class's variables
@@ -105,7 +105,7 @@ def _inner_names(scope: Any, visible: frozenset[str]) -> tuple[frozenset[str], f
 
 
 def _nodes_of_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield these nodes and the nodes inside of them, but no nodes of inner scopes."""
+    """Yield these nodes and the nodes inside them, but no nodes of inner scopes."""
     for node in nodes:
         yield node
         if not isinstance(node, (*_SCOPES, *_COMPREHENSIONS, ast.Lambda)):

@@ -16,7 +16,7 @@ from typing import Any
 from toolpack_server.base.errors import RegistrationError
 from toolpack_server.functions_runtime import error_text
 
-# While this holds a list, `located` appends problems to the list and doesn't raise them, so that `check` finds all.
+# While this holds a list, `located` appends problems to it instead of raising them, so that `check` finds them all.
 collected_problems: ContextVar[list[RegistrationError] | None] = ContextVar("collected_problems", default=None)
 
 
@@ -27,7 +27,7 @@ def located(subject: object) -> Iterator[None]:
     The error is raised, or collected while `collected_problems` holds a list.
 
     Args:
-        subject: The function or class of the author, or its location as text.
+        subject: The author's function or class, or its location as a string.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def _caller() -> FrameType:
 def qualified_name(subject: Any) -> str:
     """Return the name of a function or class, after the names of the classes and functions around it."""
     plain, name = _plain(subject), getattr(subject, "name", None)
-    if isinstance(name, str) and name != getattr(plain, "__name__", name):  # a ready `Function` may have another name
+    if isinstance(name, str) and name != getattr(plain, "__name__", name):  # a ready `Function` can be renamed
         return name
     return getattr(plain, "__qualname__", None) or type(plain).__qualname__
 

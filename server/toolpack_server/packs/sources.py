@@ -30,8 +30,8 @@ class Source(NamedTuple):
     Attributes:
         name: The name of its file without the suffix, or of its entry point.
         module: The dotted name to import it by.
-        attribute: The variable with the toolpack to load. "" loads all toolpacks of the module.
-        distribution: The distribution that has the module. None: the module is in a user's folder.
+        attribute: The module's variable that holds the toolpack to load. "" loads all toolpacks of the module.
+        distribution: The distribution that contains the module. None: the module is in a user's folder.
         version: The version of the distribution.
         path: The file or folder of the module. None if an entry point names the module.
     """
@@ -54,12 +54,12 @@ class Source(NamedTuple):
 def folder_sources(
     folders: Iterable[Path], pack_dirs: Sequence[Path], problems: list[RegistrationError]
 ) -> Iterator[Source]:
-    """Yield the modules in all folders. Of modules with the same name, only the first one is yielded.
+    """Yield the modules in all folders. If several modules have the same name, yield only the first.
 
     Args:
         folders: The folders, in order of precedence.
         pack_dirs: The user's folders.
-        problems: Gets a problem for each module in a user's folder that isn't the first one of its name.
+        problems: List to which a problem is added for each module in a user's folder that isn't the first of its name.
     """
     modules: dict[str, tuple[Path, str]] = {}
     for folder in dict.fromkeys(folder.resolve() for folder in folders):
@@ -88,7 +88,7 @@ def installed_sources() -> Iterator[Source]:
 
 
 def package_folders() -> list[Path]:
-    """Return the folders of the packages that entry points name. Modules outside of packages are omitted."""
+    """Return the folders of the packages that entry points name. Modules outside packages are omitted."""
     packages = dict.fromkeys(source.module.partition(".")[0] for source in installed_sources())
     specs = [spec for package in packages if (spec := find_spec(package))]
     return [Path(folder) for spec in specs for folder in spec.submodule_search_locations or ()]

@@ -41,8 +41,8 @@ class Toolpack:
             environment. The factory's return annotation is the class of the environment, and its documented keyword
             parameters are the toolpack's options.
         functions: Functions to register.
-        opt_in: Only sessions that name this toolpack get it.
-        state_types: Classes that the environment may hold besides those in its annotations.
+        opt_in: Whether only sessions that name this toolpack get it, for example because it is large.
+        state_types: Classes whose instances the environment can hold, besides the classes in its annotations.
         lazy: Load each object of a large environment only when a call uses it. See `snapshots/pieces.py`.
 
     Attributes:
@@ -121,7 +121,7 @@ class Toolpack:
         if function is not None and not callable(function):
             with located(caller_location(self.name)):
                 raise RegistrationError(f"{function!r} isn't a function: write @toolpack.function(read_only=True).")
-            return lambda plain: plain  # the error was collected, so the import goes on
+            return lambda plain: plain  # the error was collected, so the import continues
         return register if function is None else register(function)
 
     def register_function(
@@ -152,7 +152,7 @@ class Toolpack:
         return self._build if inspect.isfunction(self._build) and not self.holds_instances else self.source
 
     def details(self) -> Mapping[str, Any]:
-        """Return the members that features add to the toolpack's description for clients."""
+        """Return the fields that features add to the toolpack's description for clients."""
         return {}
 
     @property
@@ -164,7 +164,7 @@ class Toolpack:
         """Build the initial environment from these options.
 
         Raises:
-            InvalidParamsError: The options are invalid, or the factory failed.
+            InvalidParamsError: The options are invalid, or the factory raised an exception.
         """
         if self._options is None:
             if options:
@@ -200,7 +200,7 @@ class Toolpack:
         """Build an environment from JSON.
 
         Raises:
-            InvalidParamsError: The JSON doesn't fit the environment's class, or the class failed.
+            InvalidParamsError: The JSON doesn't match the environment's class, or the class raised an exception.
         """
         try:
             return self._parsed(environment)
@@ -223,9 +223,10 @@ class Toolpack:
 
 
 def as_made(environments: Mapping[str, BaseModel]) -> dict[str, Any]:
-    """Return environments as their authors know them, by toolpack.
+    """Return environments in the form in which their authors declared them, by toolpack.
 
-    If a toolpack is made of a class, this is the instance of the class, not the server's model around it.
+    For a toolpack that `Toolpack.from_class` created, this is the instance of the author's class, not the server's
+    model around it.
     """
     return {
         toolpack: environment.root if isinstance(environment, RootModel) else environment
