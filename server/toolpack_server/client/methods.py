@@ -48,11 +48,11 @@ class ParticipantPaths(TypedDict):
 class Session(TypedDict):
     """A session. Its agent gets `agent_path`.
 
-    `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
-    `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. Random numbers come
-    from `seed`. The clock starts at `clock`, and each call adds `clock_step_seconds` to it. `participants` maps each
-    participant to its paths. It is omitted if the agent is the only participant. `perturbations` contains the rules for
-    the session's agent. `events` contains the session's event rules.
+    For each toolpack from an installed distribution, `toolpack_versions` contains the version at the session's
+    creation. `mcp_path` is the session's path for agents that speak MCP. `task` names the session's task. Random
+    numbers come from `seed`. The clock starts at `clock`, and each call adds `clock_step_seconds` to it. `participants`
+    maps each participant to its paths. It is omitted if the agent is the only participant. `perturbations` contains the
+    rules for the session's agent. `events` contains the session's event rules.
     """
 
     session_id: str
@@ -75,12 +75,13 @@ class Session(TypedDict):
 
 
 class CallRecord(TypedDict):
-    """The record of a call. `nested` has the nested calls in their order.
+    """The record of a call. `nested` lists the nested calls, in order.
 
-    Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
-    text that isn't JSON are `{"$text": ...}`. A record of a history also has `path_index`, its index on the path, and
-    `session_id`, its session. `changed` has the number of changed pages by database, and of changed files by file tree.
-    `perturbed` is present if rules changed the call. In a session with events, `at` is the time of the call.
+    Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that aren't a
+    JSON object are recorded as `{"$text": ...}`. A record of a history also contains `path_index`, its index on the
+    path, and `session_id`, its session. `changed` contains the number of changed pages for each database, and of
+    changed files for each file tree. `perturbed` is present if rules changed the call. In a session with events, `at`
+    is the time of the call.
 
     `event` names the event that made the call. `problem` says why an event that the call triggered can't happen. If the
     call is the agent's first change after an event, `reactions` maps the event's name to the seconds that have passed
@@ -136,10 +137,10 @@ class MessageRecord(TypedDict):
 
 
 class Replay(TypedDict):
-    """The new session, the number of records that were run again in it, and the first difference, if any.
+    """The new session, the number of records that were run again in it, and the first difference if there is one.
 
-    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that had
-    another version when the session was created.
+    `complete` is true if all records were run again without a difference. `other_versions` lists the toolpacks that had
+    another version when the replayed session was created.
     """
 
     session: Session
@@ -182,7 +183,7 @@ class AgentMethods:
             kwargs: Arguments of the function: an object, or its JSON text as in a model's tool call. A value that
                 is exactly {"$call": {"function": …, "args": {…}}} is a nested call. It runs first; its result
                 replaces it.
-            raise_on_error: Answer a failed call with a JSON-RPC error. Default: with an envelope that has the
+            raise_on_error: If the call fails, return a JSON-RPC error. Default: an envelope that contains the
                 error.
             call_id: Idempotency key, chosen by the client, to retry the call safely. If a call with this key is
                 recorded, its result is returned and nothing runs.
@@ -212,7 +213,7 @@ class AgentMethods:
             text: The message.
             to: The recipient's name; default: all other participants.
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
-                answer and changes nothing.
+                result and changes nothing.
         """
 
     @requests("listen")
@@ -253,13 +254,13 @@ class ClientMethods:
             options: Options by toolpack.
             environment: Initial environments as JSON, by toolpack. Default: the toolpacks build them.
             ttl_seconds: Time to live after the session's last call, in seconds.
-            labels: Labels, by which you can find and close sessions.
+            labels: Labels for finding and closing sessions.
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
-                answer and changes nothing.
+                result and changes nothing.
             task: A task, as toolpack/name. The session gets the task's toolpacks and options. `options` overrides
                 the task's options, and `toolpacks` adds further toolpacks.
-            seed: Seed of the random numbers that functions draw. The same seed gives the same numbers.
-            clock: Time at which the session's clock starts for its functions, RFC 3339 with an offset.
+            seed: Seed of the random numbers that functions generate. The same seed produces the same numbers.
+            clock: Time at which the clock that the session's functions see starts, in RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to the clock; default: 1.
             participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. They are
                 merged with the task's participants, and values here replace the task's values.
@@ -305,7 +306,7 @@ class ClientMethods:
             kwargs: Arguments of the function: an object, or its JSON text as in a model's tool call. A value that
                 is exactly {"$call": {"function": …, "args": {…}}} is a nested call. It runs first; its result
                 replaces it.
-            raise_on_error: Answer a failed call with a JSON-RPC error. Default: with an envelope that has the
+            raise_on_error: If the call fails, return a JSON-RPC error. Default: an envelope that contains the
                 error.
             call_id: Idempotency key, chosen by the client, to retry the call safely. If a call with this key is
                 recorded, its result is returned and nothing runs.
@@ -333,8 +334,8 @@ class ClientMethods:
         Args:
             version: The version. Default: the current one.
             pointer: JSON Pointer (RFC 6901) to the part to return. Default: everything.
-            after: Return the rows after this key. Only if the pointer names a table of a database.
-            limit: Maximum number of rows. Only if the pointer names a table of a database. Default: 100 with
+            after: Return the rows after this key. Only if the pointer names a table in a database.
+            limit: Maximum number of rows. Only if the pointer names a table in a database. Default: 100 with
                 `after`. Without both, the whole table, or only its number of rows if it is large.
             format: `snapshot` returns the exact environments as bytes, for a client that has the same classes and
                 trusts the server.
@@ -430,9 +431,9 @@ class ClientMethods:
             labels: Labels of the forks. Default: the session's labels.
             ttl_seconds: Time to live after the session's last call, in seconds.
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
-                answer and changes nothing.
-            seed: Seed of the random numbers that functions draw. The same seed gives the same numbers.
-            clock: Time at which the session's clock starts for its functions, RFC 3339 with an offset.
+                result and changes nothing.
+            seed: Seed of the random numbers that functions generate. The same seed produces the same numbers.
+            clock: Time at which the clock that the session's functions see starts, in RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to the clock; default: 1.
             perturbations: Rules for the forks; default: the parent's rules. An object without rules removes them.
             without_events: Names of events that don't happen in the forks; default: all events happen.
@@ -446,7 +447,7 @@ class ClientMethods:
         Args:
             version: The older version.
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
-                answer and changes nothing.
+                result and changes nothing.
         """
 
     @requests("close_session", repeatable=False)
@@ -527,7 +528,7 @@ class ClientMethods:
             role: The role of the sender.
             content: The text of the message.
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
-                answer and changes nothing.
+                result and changes nothing.
             metadata: Further data of the message for trajectories, such as model_name, prompt_tokens or
                 completion_token_ids.
         """
@@ -646,7 +647,7 @@ class ClientMethods:
             limit: Maximum number of records to run again.
             labels: The labels of the new session; default: the old session's labels.
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
-                answer and changes nothing.
+                result and changes nothing.
         """
 
     @requests("export_bundle")
@@ -678,7 +679,7 @@ class ClientMethods:
             ttl_seconds: Time to live after the session's last call, in seconds.
             limit: Maximum number of records to run again in the mode `replay`.
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
-                answer and changes nothing.
+                result and changes nothing.
         """
 
     @requests("add_turn")
@@ -698,7 +699,7 @@ class ClientMethods:
             metadata: Facts about the turn: model_name, prompt_tokens, completion_tokens and so on.
             problem: Why the turn was discarded; default: it was used.
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
-                answer and changes nothing.
+                result and changes nothing.
         """
 
     @requests("fail_participant")
@@ -718,7 +719,7 @@ class ClientMethods:
             reason: A short name for the cause.
             message: Details for a reader.
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
-                answer and changes nothing.
+                result and changes nothing.
         """
 
     @requests("get_events")

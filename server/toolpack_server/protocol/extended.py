@@ -1,6 +1,6 @@
-"""Result types with the members that features add to them, for the OpenRPC document and the client.
+"""Result types with the fields that features add to them, for the OpenRPC document and the client.
 
-An extended type keeps its name. If features add nothing to a type or to the types of its members, the type stays the
+An extended type keeps its name. If features add nothing to a type or to the types of its fields, the type stays the
 same object.
 """
 
@@ -19,7 +19,7 @@ class ExtendedTypes:
     """Result types of a server with certain features.
 
     Args:
-        additions: For each feature, a mapping from a `TypedDict` to a `TypedDict` with further members.
+        additions: For each feature, a mapping from a `TypedDict` to a `TypedDict` with further fields.
     """
 
     def __init__(self, additions: Iterable[Mapping[type, type]]) -> None:
@@ -30,7 +30,7 @@ class ExtendedTypes:
         self._extended_types: dict[type, type] = {}
 
     def of(self, kind: Any) -> Any:
-        """Return a type with all additions, also to the types in it."""
+        """Return a type with all additions, including additions to the types that it contains."""
         if is_typeddict(kind):
             if kind not in self._extended_types:
                 self._extended_types[kind] = self._extended(kind)
@@ -48,8 +48,8 @@ class ExtendedTypes:
         return origin[extended if len(extended) > 1 else extended[0]]
 
     def _extended(self, kind: Any) -> Any:
-        """Return a `TypedDict` with the members of the type and of its additions, or the type itself without any."""
-        # A base of the type may have additions, too.
+        """Return a `TypedDict` with the fields of the type and its additions, or the type itself without additions."""
+        # A base of the type can also have additions.
         bases = [base for base in self._additions if base is kind or base in _bases(kind)]
         additions = [members for base in bases for members in self._additions[base]]
         own = get_type_hints(kind, include_extras=True)

@@ -1,7 +1,7 @@
-"""Omission of members without a value: an optional member is left out of a result, never null.
+"""Omission of fields without a value: a result omits an unset optional field, so that the field is never null.
 
-The result types declare which members are optional (`NotRequired`); only this module leaves them out. Inside the server
-a result has all members, and an unset one is None.
+The result types declare which fields are optional (`NotRequired`), and only this module omits them. Inside the server a
+result has all fields, and unset fields are None.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ from typing_extensions import is_typeddict
 T = TypeVar("T")
 
 Omit = Callable[[Any], Any]
-"""Returns a result without unset members. Other values, such as JSON text, are returned unchanged."""
+"""Returns a result without its unset fields. Other values, such as JSON text, are returned unchanged."""
 
 
 def if_set(value: T | None) -> T:
-    """Return a member's value unchanged; None means that the member is left out. Only the type differs."""
+    """Return a field's value unchanged, typed as never None, because None means that the field is omitted."""
     return value  # type: ignore[return-value]
 
 
 def omission(kind: Any) -> Omit | None:
-    """Return a function that leaves out unset members of a type, or None if all its members are required."""
+    """Return a function that omits the unset fields of a type, or None if all its fields are required."""
     origin, within = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         return _of_object(kind)
@@ -37,7 +37,7 @@ def omission(kind: Any) -> Omit | None:
 
 
 def _of_any(objects: Sequence[tuple[frozenset[str], Omit | None]]) -> Omit:
-    """Return the omission for a union: the first object type whose required members are all present applies."""
+    """Return the omission for a union: the first object type whose required fields are all present applies."""
 
     def omit(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -48,7 +48,7 @@ def _of_any(objects: Sequence[tuple[frozenset[str], Omit | None]]) -> Omit:
     return omit
 
 
-@cache  # a server needs each type twice: for clients and for agents
+@cache  # cached, because a server needs each type twice: for clients and for agents
 def _of_object(kind: Any) -> Omit | None:
     optional = kind.__optional_keys__
     inner = {name: within for name, each in get_type_hints(kind).items() if (within := omission(each))}

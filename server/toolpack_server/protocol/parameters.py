@@ -39,7 +39,7 @@ CallId = Annotated[
     Field(
         None,
         description="Idempotency key, chosen by the client. A repeated request with the same key returns the first "
-        "answer and changes nothing.",
+        "result and changes nothing.",
     ),
 ]
 TtlSeconds = Annotated[
@@ -74,7 +74,7 @@ class CreationRequest(Parameters):
 
     @property
     def resolved(self) -> bool:
-        """Whether the request describes an existing session, so the names in it were resolved before."""
+        """Whether the request describes an existing session, so that its names don't have to be resolved again."""
         return self._resolved
 
     def as_resolved(self) -> Self:
@@ -95,16 +95,16 @@ class SessionRequest(CreationRequest):
         description="Initial environments as JSON, by toolpack. Default: the toolpacks build them.",
     )
     ttl_seconds: TtlSeconds
-    labels: Labels = Field(default_factory=dict, description="Labels, by which you can find and close sessions.")
+    labels: Labels = Field(default_factory=dict, description="Labels for finding and closing sessions.")
     call_id: CallId
 
     @property
     def unused_seconds(self) -> float | None:
-        """Time after which the session expires if nothing reads or calls it. None: its TTL."""
+        """Seconds after which the session expires if no request reads or calls it. None: its TTL."""
         return self._unused_seconds
 
     def expire_unused(self, seconds: float) -> None:
-        """Let the session expire after so many seconds unless something reads or calls it."""
+        """Let the session expire after this many seconds unless a request reads or calls it."""
         self._unused_seconds = seconds
 
 

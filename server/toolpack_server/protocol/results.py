@@ -47,7 +47,8 @@ class SessionOutline(TypedDict):
 class Session(SessionOutline, AddressPaths):
     """A session. Its agent gets `agent_path`.
 
-    `toolpack_versions` has the versions, at the session's creation, of toolpacks that are installed distributions.
+    For each toolpack from an installed distribution, `toolpack_versions` contains the version at the session's
+    creation.
     """
 
     toolpack_versions: dict[str, str]
@@ -91,8 +92,8 @@ class FunctionList(TypedDict):
 class NestedCallRecord(TypedDict):
     """A nested call, in the record of the outer call.
 
-    If it was an argument of another nested call, `parent` is the index of that call in this list. A nested call that
-    didn't return has the error of the outer call.
+    If it was an argument of another nested call, `parent` is the index of that call in this list. If a nested call
+    didn't return, its error is that of the outer call.
     """
 
     function: str
@@ -103,11 +104,12 @@ class NestedCallRecord(TypedDict):
 
 
 class CallRecord(TypedDict):
-    """The record of a call. `nested` has the nested calls in their order.
+    """The record of a call. `nested` lists the nested calls, in order.
 
-    Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that came as a
-    text that isn't JSON are `{"$text": ...}`. A record of a history also has `path_index`, its index on the path, and
-    `session_id`, its session. `changed` has the number of changed pages by database, and of changed files by file tree.
+    Long arguments and long results are replaced by `{"$cut": {"bytes": ..., "digest": ...}}`. Arguments that aren't a
+    JSON object are recorded as `{"$text": ...}`. A record of a history also contains `path_index`, its index on the
+    path, and `session_id`, its session. `changed` contains the number of changed pages for each database, and of
+    changed files for each file tree.
     """
 
     index: int
@@ -178,8 +180,8 @@ class ChangesSummary(TypedDict):
 class Export(TypedDict):
     """An exact snapshot in base64, with the fingerprints of the classes that it needs.
 
-    `contents` has the databases and file trees by toolpack and field, such as `shop/db`: an SQLite file or a tar
-    archive, in base64.
+    `contents` maps each database and file tree, named by toolpack and field such as `shop/db`, to an SQLite file or a
+    tar archive in base64.
     """
 
     format: str

@@ -1,5 +1,5 @@
 """Names of the senders of requests. Features add the names of participants and define what each sender may do."""
 
-AGENT = "agent"  # at a session's own address
-CLIENT = "client"  # at `/rpc`
-WORLD = "world"  # no request: a world that moves by itself
+AGENT = "agent"  # sends requests to a session's own address
+CLIENT = "client"  # sends requests to `/rpc`
+WORLD = "world"  # makes calls without a request, in a world that moves by itself

@@ -1,4 +1,4 @@
-"""Steps of a rollout: the versions before and after each call, and before the answer. They show what a call changed."""
+"""Steps of a rollout: the versions before and after each call and before the answer, which show each call's changes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ def spans_of(path: Sequence[Mapping[str, Any]], trace: Sequence[Mapping[str, Any
     """Return the calls and the answer of a history, with their steps.
 
     A step is a version of the session. A record that changed nothing has the same step before and after it. Calls that
-    the world made by itself (`by` is `WORLD`) have no span. The next call or answer, such as a call that waited, let
-    them happen, so its span includes them: it begins at the step before them.
+    the world made by itself (`by` is `WORLD`) have no span. They happened because the next call or answer let time
+    pass, so the span of that call or answer begins at the step before them.
 
     Args:
         path: The session's own records of its history.

@@ -1,7 +1,7 @@
 """Authenticated sender of a request.
 
 The transport authenticates the caller before it calls a method. Only the caller determines which sessions the method
-may read and change.
+can read and change.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ class Caller(NamedTuple):
 
     Attributes:
         owner: The owner of the request's token, or of the agent's session. It is "" if the server has no tokens.
-        session_id: The agent's session if the request was sent to an agent's address, else None.
-        sees_all: The caller may read the sessions of all owners.
+        session_id: The agent's session if the request was sent to an agent's address, otherwise None.
+        sees_all: Whether the caller is allowed to read the sessions of all owners.
         address: Name of the session's address that received the request. It is used only with a `session_id`.
-        left: Waits until the client closes the connection. None if there is no connection.
+        left: Function that waits until the client closes the connection. None if there is no connection.
     """
 
     owner: str = ""
@@ -40,12 +40,12 @@ class Caller(NamedTuple):
 
     @classmethod
     def all_owners(cls) -> "Caller":
-        """Return a caller that may read the sessions of all owners, for a command that opens a store itself."""
+        """Return a caller that can read the sessions of all owners, for a command that opens a store itself."""
         return cls(sees_all=True)
 
     @property
     def sees(self) -> str | None:
-        """Owner whose sessions the caller may read, or None if it may read all sessions."""
+        """Owner whose sessions the caller can read, or None if it can read all sessions."""
         return None if self.sees_all else self.owner
 
     async def run_while_connected(self, work: Coroutine[Any, Any, T]) -> T:
@@ -61,7 +61,7 @@ class Caller(NamedTuple):
             await asyncio.wait([work_future, disconnect_future], return_when=asyncio.FIRST_COMPLETED)
         finally:
             disconnect_future.cancel()
-            cancelled = work_future.cancel()  # False if the work had ended
+            cancelled = work_future.cancel()  # False if the work was done already
             await asyncio.wait([work_future, disconnect_future])
         if cancelled and work_future.cancelled():
             raise OverloadedError(CLIENT_LEFT)

@@ -1,7 +1,7 @@
 """Table of error codes, and the code, message and data of each exception.
 
-No other module contains an error number; a test checks this. The five codes of the JSON-RPC 2.0 specification
-(section 5.1) have its fixed messages, and the explanation is in `data.detail`. The server's own codes have the
+No other module contains an error number; a test checks this. The five codes of the JSON-RPC 2.0 specification (section
+5.1) have the messages that it prescribes, so the explanation is in `data.detail`. The server's own codes have the
 explanation as their message.
 """
 
@@ -61,7 +61,7 @@ FAILURE_CODES = {
 REFUSALS: tuple[type[Exception], ...] = (*CODES, errors.CallFailedError, errors.RpcRefusedError)
 """Exceptions that have a code. `App.invoke` raises only these."""
 
-# The attribute of an exception that is sent, too, as a member of `data` with the same name.
+# The attribute of an exception that is also sent, as a field of `data` with the same name.
 DATA_ATTRIBUTES = {
     errors.VersionConflictError: "version",
     errors.OverloadedError: "retry_after_seconds",

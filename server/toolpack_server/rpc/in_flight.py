@@ -1,7 +1,7 @@
 """Limit on the memory of all requests that are being received or answered, in total and per owner.
 
 Memory is reserved before it is used, and released when the request is answered. The transport reserves the body of a
-request. A method that unpacks data reserves the unpacked size. All threads may reserve.
+request. A method that unpacks data reserves the unpacked size. Reservations are thread-safe.
 """
 
 import threading

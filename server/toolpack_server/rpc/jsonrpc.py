@@ -1,9 +1,9 @@
-"""JSON-RPC 2.0 dispatcher: it takes the bytes of a request or a batch and returns the bytes of the response.
+"""JSON-RPC 2.0 dispatcher, which turns the bytes of a request or a batch into the bytes of the response.
 
 It follows the whole specification (jsonrpc.org/specification). The library `jsonrpcserver` handles positional
-parameters and unknown methods. Requests with named parameters, nearly all of them, skip the library to save time; the
-result is the same. The library never gets batches, because it would run their requests concurrently. It never gets
-exceptions, because it would send their messages.
+parameters and unknown methods. Requests with named parameters, which are nearly all requests, skip the library to save
+time. The result is the same. The library never gets batches, because it would run their requests concurrently. It never
+gets exceptions, because it would send their messages.
 """
 
 import inspect
@@ -54,7 +54,7 @@ the method. The call and the awaitable may raise."""
 
 
 def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
-    """Return the error for an answer that exceeds the limit."""
+    """Return the error for a response that exceeds the limit."""
     return errors.TooLargeError(
         f"The answer has {size} bytes; {max_bytes} are allowed here. Request less, or raise TOOLPACK_MAX_BODY_BYTES; "
         "the limit of answers is four times that setting."
@@ -64,7 +64,7 @@ def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
 class _AnyArguments(inspect.Signature):
     """Signature that accepts all arguments. Methods check them faster than jsonrpcserver, with better messages."""
 
-    def bind(self, /, *_args: Any, **_kwargs: Any) -> Any:  # positional-only: a parameter may be named `self`
+    def bind(self, /, *_args: Any, **_kwargs: Any) -> Any:  # positional-only, because a parameter can be named `self`
         return None
 
 
@@ -92,7 +92,7 @@ class JsonRpc:
         """Return the response to the body of a request, or None if it has only notifications.
 
         Args:
-            reserve: Called after the body is parsed. If it raises, the error is passed on and no method runs.
+            reserve: Called after the body is parsed. If it raises, its exception is raised and no method runs.
         """
         try:
             request, size = await self._parser.parse(body, caller.owner)
@@ -112,7 +112,7 @@ class JsonRpc:
         The parameters, permissions, log lines and limits are those of a request.
 
         Raises:
-            RequestError: The method refused the call. Other exceptions of `codes.REFUSALS` are possible, too.
+            RequestError: The method refused the call. Other exceptions of `codes.REFUSALS` are also possible.
         """
         handler = self._handlers.get(name)
         if handler is None:
@@ -126,7 +126,7 @@ class JsonRpc:
         except Exception as error:  # noqa: BLE001 - `describe` logs unknown exceptions
             describe(error)
             raise errors.InternalError from None
-        # A result has JSON text (`Fragment`) as a whole or as all items of a list.
+        # JSON text (`Fragment`) is either the whole result or every item of a list.
         first = result[0] if type(result) is list and result else result
         if type(first) is not Fragment:
             return result
@@ -149,7 +149,7 @@ class JsonRpc:
         for member in batch:
             is_full = size > self._settings.max_body_bytes
             if is_full and isinstance(member, dict) and "id" in member and not _request_problem(member):
-                # Small requests may have large answers, so the answers of a batch are limited together.
+                # Small requests can have large responses, so the responses of a batch are limited together.
                 too_large = f"The batch's earlier answers have {size} bytes: send this request in another batch."
                 reply: bytes | None = error_reply(member["id"], *describe(errors.TooLargeError(too_large)))
             else:
@@ -160,7 +160,7 @@ class JsonRpc:
         return b"[%b]" % b",".join(replies) if replies else None
 
     async def _answer_one(self, caller: Caller, request: Any, max_bytes: int) -> bytes | None:
-        """Return the response to a request, or None for a notification. A response over `max_bytes` is an error."""
+        """Return the response to a request, or None for a notification. Over `max_bytes`, return an error response."""
         problem = _request_problem(request)
         if problem:
             return error_reply(None, *standard(ERROR_INVALID_REQUEST, problem))
@@ -204,10 +204,10 @@ class JsonRpc:
 
 
 def _library_method(handler: Handler) -> Callable[..., Any]:
-    """Return the function that jsonrpcserver calls for a method. It stores the handler and the parameters.
+    """Return the function that jsonrpcserver calls for a method. It only stores the handler and the parameters.
 
-    `JsonRpc` calls the handler itself: jsonrpcserver would send the messages of exceptions, and create a task for each
-    coroutine.
+    `JsonRpc` calls the handler itself, because jsonrpcserver would send the messages of exceptions, and create a task
+    for each coroutine.
     """
 
     def method(matched: list[Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -219,7 +219,7 @@ def _library_method(handler: Handler) -> Callable[..., Any]:
 
 
 def _create_handler(method: type[Method], app: App) -> Handler:
-    """Return the handler of a method, with its log line and its omission of unset members if it has these."""
+    """Return the handler of a method. It also writes the method's log line and omits unset fields, if needed."""
     names = method.names()
     implies_session = "session_id" in method.__class_vars__  # at an agent's address
     has_log_line = method.log_fields is not Method.log_fields
@@ -259,7 +259,7 @@ async def _handle_and_log(request: Method, caller: Caller, app: App) -> Any:
 
 
 def _with_omission(handle: HandleRequest, omit: Omit) -> HandleRequest:
-    """Return a function that removes members without a value from the result of `handle`."""
+    """Return a function that removes fields without a value from the result of `handle`."""
 
     async def handle_and_omit(request: Any, caller: Caller, app: App) -> Any:
         return omit(await handle(request, caller, app))
@@ -280,7 +280,7 @@ def _validate(method: type[Method], names: tuple[str, ...], args: tuple[Any, ...
     try:
         return method.model_validate(dict(zip(names, args, strict=False)) if args else kwargs)
     except ValidationError as error:
-        if error.error_count() > MAX_LISTED_PROBLEMS:  # listing them all could take minutes and much memory
+        if error.error_count() > MAX_LISTED_PROBLEMS:  # listing all errors could take minutes and much memory
             raise errors.InvalidParamsError(
                 f"The parameters have {error.error_count()} errors, too many to list. "
                 f"The parameters are: {', '.join(names) or 'none'}."
@@ -295,7 +295,7 @@ def _validate(method: type[Method], names: tuple[str, ...], args: tuple[Any, ...
 
 
 def _request_problem(request: Any) -> str | None:
-    """Return why a value isn't a request object (specification, section 4), or None if it is valid."""
+    """Return the reason why a value isn't a request object (specification, section 4), or None if it is one."""
     if not isinstance(request, dict):
         return "A request must be an object."
     if request.get("jsonrpc") != "2.0":

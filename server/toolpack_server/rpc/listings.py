@@ -45,7 +45,8 @@ class Listings:
         """Return the functions of toolpacks as JSON.
 
         Args:
-            in_session: List the functions under their names in a session with these toolpacks, else as registered.
+            in_session: Use the names that the functions have in a session with these toolpacks, not the registered
+                names.
         """
         cached = self._cache.get((toolpacks, form, in_session))
         if cached is not None:
@@ -57,7 +58,7 @@ class Listings:
     async def toolpacks(self, owner: str) -> Fragment:
         """Return the descriptions of all toolpacks as JSON."""
         catalog = self._sessions.catalog
-        if self._toolpacks is None:  # computed in a thread, because a toolpack may load its tasks now
+        if self._toolpacks is None:  # computed in a thread, because a toolpack might load its tasks now
 
             def describe_all() -> bytes:
                 return dumps(

@@ -25,7 +25,7 @@ from toolpack_server.sessions.manager import SessionManager
 F = TypeVar("F")
 
 Prepare = Callable[[Any], None]
-"""Changes the valid request of a call from within the server, before it is handled."""
+"""Changes the validated request of a call from within the server, before the request is handled."""
 
 
 class App(Protocol):
@@ -44,7 +44,7 @@ class App(Protocol):
         """Call a method with the caller's permissions, without JSON, and return its result.
 
         Raises:
-            RequestError: The method refused the call. Other exceptions of `codes.REFUSALS` are possible, too.
+            RequestError: The method refused the call. Other exceptions of `codes.REFUSALS` are also possible.
         """
 
     async def request(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
@@ -69,10 +69,10 @@ class Declaration:
         name: Name in requests.
         result: Type of the result.
         summary: Description in one sentence.
-        agents: Description for an agent's address, where the session is implied. "" if agents can't call the method.
-        agents_only: For a method that only agents' addresses have: how it differs from the method of the same name at
+        agents: Description of the method at an agent's address, which implies the session. "" if agents can't call it.
+        agents_only: For a method that only agents' addresses offer: its differences from the method of the same name at
             `/rpc`.
-        repeatable: Sending the request twice has the same effect as sending it once, so clients may retry it.
+        repeatable: Whether sending the request twice has the same effect as sending it once, so that clients can retry.
         positional: Optional parameters that the Python client also accepts by position.
     """
 
@@ -116,7 +116,7 @@ class Method(Parameters):
             return cls
         members = {"__doc__": cls.__doc__, "__module__": cls.__module__}
         metaclass: Any = type(cls)
-        # The fields of a model are in the reverse order of its bases.
+        # Pydantic orders the fields of a model by its bases, the last base first.
         variant: type[Self] = metaclass(cls.__name__, (*reversed(parameters), cls), members)
         if result is not None:
             variant.declared = replace(cls.declared, result=result)
@@ -139,18 +139,18 @@ class Method(Parameters):
     def log_fields(self, result: Any) -> dict[str, Any]:
         """Return the fields of this request's log line. Only methods that define this function have a log line.
 
-        Leave out options, environments and labels, because they may contain secrets and any amount of text.
+        Leave out options, environments and labels, because they can contain secrets and any amount of text.
         """
         raise NotImplementedError
 
 
 def clients_methods(methods: Iterable[type[Method]]) -> list[type[Method]]:
-    """Return the methods that `/rpc` has."""
+    """Return the methods that `/rpc` offers."""
     return [method for method in methods if not method.declared.agents_only]
 
 
 def agents_methods(methods: Iterable[type[Method]]) -> list[type[Method]]:
-    """Return the methods that agents' addresses have, without the parameter `session_id`."""
+    """Return the methods that agents' addresses offer, without the parameter `session_id`."""
     return [
         method if method.declared.agents_only else _without_session(method)
         for method in methods

@@ -97,7 +97,7 @@ class RunFunction(
         'exactly {"$call": {"function": …, "args": {…}}} is a nested call. It runs first; its result replaces it.',
     )
     raise_on_error: bool = Field(
-        False, description="Answer a failed call with a JSON-RPC error. Default: with an envelope that has the error."
+        False, description="If the call fails, return a JSON-RPC error. Default: an envelope that contains the error."
     )
     call_id: Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID)] | None = Field(
         None,
@@ -147,13 +147,13 @@ class GetEnvironment(Method, result=Json | Export):
     version: Version | None = Field(None, description="The version. Default: the current one.")
     pointer: str = Field("", description="JSON Pointer (RFC 6901) to the part to return. Default: everything.")
     after: str | None = Field(
-        None, description="Return the rows after this key. Only if the pointer names a table of a database."
+        None, description="Return the rows after this key. Only if the pointer names a table in a database."
     )
     limit: int | None = Field(
         None,
         ge=1,
         le=10_000,
-        description="Maximum number of rows. Only if the pointer names a table of a database. Default: 100 with "
+        description="Maximum number of rows. Only if the pointer names a table in a database. Default: 100 with "
         "`after`. Without both, the whole table, or only its number of rows if it is large.",
     )
     format: Literal["json", "snapshot"] = Field(
@@ -312,7 +312,7 @@ class ListSessions(Method, result=list[Session]):
 
         newest_first = self.order == "-created"
         query = SessionQuery(caller.sees, self.labels, self.after, self.limit, self.parent, newest_first)
-        if predicates:  # slow: it may have to read all sessions to find a few
+        if predicates:  # slow, because it might have to read all sessions to find a few
             heavy = app.sessions.heavy_reader
             return await app.sessions.compute(lambda: heavy.list_sessions(query, predicates), caller.owner, "list")
         return await app.sessions.read(lambda reader: reader.list_sessions(query))

@@ -38,7 +38,7 @@ def openrpc_document(methods: Sequence[type[Method]], sentences: Iterable[str] =
 
 
 def _agents_text(methods: Sequence[type[Method]]) -> str:
-    """Return the methods of agents' addresses as text, and how the methods that only agents have differ."""
+    """Return the names of the agents' methods as text, and the differences of methods that only agents have."""
     declarations = [method.declared for method in agents_methods(methods)]
     names = [declared.name for declared in declarations]
     differences = [f"{declared.name} {declared.agents_only}" for declared in declarations if declared.agents_only]
@@ -46,7 +46,7 @@ def _agents_text(methods: Sequence[type[Method]]) -> str:
 
 
 def _method(method: type[Method], errors: list[str], schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of a method, and add the schemas that it refers to to `schemas`."""
+    """Return the description of a method. Add the schemas that the description refers to to `schemas`."""
     template = "#/components/schemas/{model}"
     parameters = method.model_json_schema(ref_template=template)
     result = TypeAdapter(method.declared.result).json_schema(ref_template=template, mode="serialization")
@@ -73,7 +73,7 @@ def _method(method: type[Method], errors: list[str], schemas: dict[str, Any]) ->
 
 
 def _errors() -> dict[str, Any]:
-    """Return all errors by name, such as `E32001`. Each message comes from its exception's docstring, if it has one."""
+    """Return all errors by name, such as `E32001`. If an exception has a docstring, it is the error's message."""
     messages: dict[int, str] = dict(STANDARD)
     for kind, code in CODES.items():
         if code not in messages:

@@ -1,9 +1,9 @@
 """Parser of request bodies, and of arguments that are sent as JSON text, with limits on the number and depth of values.
 
 A few scans of the bytes find a body with too many values before its values are created. The scans are never slower than
-parsing. Large bodies are parsed in a thread, because all clients share the event loop. The tool calls of models have
-their arguments as JSON text; the same limits hold for it. Arguments that exceed a limit or aren't a JSON object are
-a mistake of the agent in every protocol. They fail the call, as wrong arguments do, but don't reject the request.
+parsing. Large bodies are parsed in a thread, because all clients share the event loop. Models write the arguments of a
+tool call as JSON text, for which the same limits hold. If the arguments exceed a limit or aren't a JSON object, the
+agent made the mistake. So the call fails, just as it does for wrong arguments, but the request isn't rejected.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,16 +18,16 @@ from toolpack_server.rpc.codes import ERROR_INVALID_REQUEST, ERROR_PARSE_ERROR
 NO_OBJECT = 'the arguments aren\'t a JSON object, like {"name": "value"}'
 QUICK_BYTES = 64 * 1024  # JSON text of this size is parsed in less than a millisecond
 SMALL_BYTES, SMALL_FACTOR = 1024, 25  # for a small body the memory is estimated without counting its values
-VALUE_BYTES = 100  # memory of a small value, up to 50 times the size of its text
+VALUE_BYTES = 100  # memory of a small value: up to 50 times the size of its JSON text
 
 
 def _separators(body: bytes) -> int:
-    """Count the characters that precede values, also those in strings. A body with a single value may have none."""
+    """Count the characters that precede values, even inside strings. A body with a single value may contain none."""
     return sum(map(body.count, (b",", b"[", b"{")))
 
 
 def parsed_bytes(body: bytes) -> int:
-    """Estimate the memory of a body and its parsed values in bytes. The estimate is rather too high than too low."""
+    """Estimate the memory of a body and its parsed values in bytes, rather too high than too low."""
     if len(body) <= SMALL_BYTES:
         return SMALL_FACTOR * len(body)
     return len(body) + VALUE_BYTES * _separators(body)
@@ -35,7 +35,7 @@ def parsed_bytes(body: bytes) -> int:
 
 def has_more_values(body: bytes, limit: int) -> bool:
     """Return whether JSON text has more values than the limit, which is estimated by the separators between values."""
-    # Most texts are short or have few separators, so their strings, which may contain separators, needn't be removed.
+    # Strings can contain separators too, but removing the strings takes time, and few bodies need it.
     if len(body) <= limit or _separators(body) <= limit:
         return False
     return _separators(STRING.sub(b"", body)) > limit
@@ -43,7 +43,7 @@ def has_more_values(body: bytes, limit: int) -> bool:
 
 def is_deeper(body: bytes, value: Any, limit: int) -> bool:
     """Return whether a value is nested more deeply than the limit. `body` is its JSON text."""
-    # Most bodies have fewer brackets than the limit, so they need no further check.
+    # Most bodies contain fewer brackets than the limit, so they need no further check.
     if body.count(b"[") + body.count(b"{") <= limit:
         return False
     level = [value]
@@ -96,9 +96,9 @@ class Parser:
         return value, parsed_bytes(body)
 
     async def arguments(self, value: Any, owner: str) -> tuple[dict[str, Any], str | None]:
-        """Return the arguments of a call and None, or `{"$text": text}` and why they are invalid.
+        """Return the arguments of a call and None, or `{"$text": text}` and the reason why they are invalid.
 
-        Null and blank text mean "no arguments", because some models send that.
+        Null and blank text mean "no arguments", because some models send them for functions without parameters.
         """
         if isinstance(value, dict):
             return value, None

@@ -1,7 +1,8 @@
 """Digests of worlds, which a replay compares with the recorded digests.
 
-A world's digest is computed from the *entries* of its parts: lines with the digest of each field. The entries are
-cached by blob id, because a blob never changes.
+A *part* is a group of an environment's fields that is stored as one blob. A world's digest is computed from the
+*entries* of its parts: lines with the digest of each field. The entries are cached by blob id, because a blob never
+changes.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from toolpack_server.sessions.part_bytes import PartBytes
 from toolpack_server.stores.base import SessionStore
 from toolpack_server.volumes.volume import is_piece
 
-MAX_PARTS = 10_000  # max parts with cached entries in a worker
+MAX_PARTS = 10_000  # max number of parts for which a worker caches the entries
 
 
 @dataclass(eq=False)
@@ -70,12 +71,12 @@ class StateDigests:
 
         Args:
             parts: The blob id of each part.
-            blobs: Bytes of parts that may not be stored yet. Other blobs are read from the store.
+            blobs: Bytes of parts that might not be stored yet, by blob id. Other blobs are read from the store.
         """
         keys, names = dict(parts), tuple(parts)
         chains = [stored_environment(names, toolpack) for toolpack in dict.fromkeys(map(toolpack_of, names))]
-        # An environment in pieces is cached under its first part. Its key has the ids of all pieces, because its
-        # entries depend on all of them.
+        # The entries of an environment in pieces are cached for its first part. Their key contains the ids of all
+        # pieces, because they depend on all pieces.
         for stored in filter(None, chains):
             keys[stored.parts[0]] = " ".join(map(parts.__getitem__, stored.parts))
         cached = {part: self._cache.get(key) for part, key in keys.items()}

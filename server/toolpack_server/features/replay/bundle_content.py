@@ -47,7 +47,7 @@ class BundleContent:
         self._context = context
         self._session_id = session_id
         self._reserve = reserve
-        self._blob_ids: dict[int, tuple[str, str]] = {}  # the part and the new blob id, by the number in the bundle
+        self._blob_ids: dict[int, tuple[str, str]] = {}  # part and new blob id, by the blob's number in the bundle
         self._call_ids: set[str] = set()
         self._progress = ProgressChecker(began_as_fork=head.fork) if head.all_feature_options() else None
         loaded, versions = context.catalog.fingerprints, context.catalog.versions(head.toolpacks)
@@ -105,7 +105,7 @@ class BundleContent:
         self._context.runner.run(ExportEnvironments(Snapshot({part: blob_id}, {part: blob})))
 
     def _add_version(self, version: int, parts: Mapping[str, int]) -> None:
-        """Check a version, and add it. `parts` has the number of the blob of each changed part."""
+        """Check a version, and add it. `parts` maps each changed part to the number of its blob."""
         newest = max(self.changes, default=None)
         # Versions may be missing only after version 0, because a store deletes old versions but keeps version 0.
         follows = version == 0 if newest is None else version == newest + 1 or (newest == 0 and version > 0)
@@ -118,7 +118,7 @@ class BundleContent:
 
         Args:
             shown_line: The record as clients see it.
-            private: The members that clients don't see.
+            private: The fields that clients don't see.
         """
         record = record_of(shown_line, self._context.record_kinds)
         before = self.records[-1].version if self.records else 0
@@ -133,7 +133,7 @@ class BundleContent:
             raise InvalidParamsError(
                 f"Record {record.index} of the bundle is out of order, or its call_id is used twice."
             )
-        # The call_id of a named participant begins with its name, so that participants can't use each other's.
+        # The call_id of a named participant begins with its name, so that no participant can use another one's call_id.
         is_own_call_id = by == CLIENT or self._participants is None or (record.call_id or "").startswith(f"{by}/")
         has_valid_names = by in self._names and shown_line.get("to") in {None, *self._names} - {CLIENT, WORLD}
         if not has_valid_names or not (is_own_call_id or record.call_id is None):

@@ -7,7 +7,7 @@ with the same key wrote it. The rest is JSON lines, compressed by xz:
     {"blob": [number, part, text]}    serialized part of an environment; each byte is one character (Latin-1), because
                                       that compresses far better than base64
     {"version": [number, {part: …}]}  for each kept version, the blob numbers of the parts that it changed
-    {"record": [{…}, {…}]}            a record as clients see it, and data that only a retry of its call_id needs
+    {"record": [{…}, {…}]}            a record as clients see it, and data that only a retry with its call_id needs
 
 A reader with the key checks the hash before it unpacks anything. A reader without the key can't check who wrote the
 bundle, so it ignores the blobs. In both cases the size of each line and of all lines is limited, and memory is reserved
@@ -31,12 +31,12 @@ from toolpack_server.snapshots.seal import KeyedHash
 
 FORMAT = "toolpack-bundle-1"
 
-MAX_VERSION = 128  # characters of a distribution's version
+MAX_VERSION = 128  # max characters of a distribution's version
 
 _START = FORMAT.encode() + b"\n"
 _ANY_START = re.compile(rb"(toolpack-bundle-\d+)\n")
 _HASH_DIGITS = 64
-_PRESET = 3  # of xz. Its dictionary of 4 MiB covers dozens of versions of a large environment
+_PRESET = 3  # preset of xz, whose dictionary of 4 MiB covers dozens of versions of a large environment
 XZ_MEMORY = 10 * 2**20  # max memory of the decompressor in bytes: enough for a dictionary of 8 MiB
 _CHUNK = 2**16  # max bytes that are unpacked at a time
 _BLOB = b'{"blob":'
@@ -52,23 +52,23 @@ class BundleHead(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     server: str
-    python: str  # its major and minor version
+    python: str  # Python's major and minor version
     toolpacks: list[str]
     fingerprints: dict[str, str]
     options: dict[str, _JsonObject]
     environment: _JsonObject
     task: str | None
-    feature_options: _JsonObject = Field(default_factory=dict)  # features' data for the recipe, without the task
+    feature_options: _JsonObject = Field(default_factory=dict)  # the features' data in the recipe, without the task
     labels: dict[str, str]
     ttl_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    fork: bool  # the session was created as a fork
+    fork: bool  # whether the session was created as a fork
     version: Count
     records: Count  # number of records
     details: _JsonObject  # as in `StoredSession`, but without the versions, which `model_post_init` moves out of them
     _versions: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, _context: Any) -> None:
-        """Move the versions out of the details. Drop invalid versions, because the bundle may be a stranger's."""
+        """Move the versions out of the details. Drop invalid versions, because the bundle might be a stranger's."""
         value = self.details.pop(VERSIONS, None)
         versions = {name: value.get(name) for name in self.toolpacks} if isinstance(value, dict) else {}
         self._versions = {
@@ -81,14 +81,14 @@ class BundleHead(BaseModel):
         return self._versions
 
     def shown(self) -> _JsonObject:
-        """Return the head as JSON. Empty `feature_options` are omitted: older servers refuse unknown members."""
+        """Return the head as JSON. Empty `feature_options` are omitted, because older servers refuse unknown fields."""
         head = self.model_dump(exclude=None if self.feature_options else {"feature_options"})
         if self.versions:
             head["details"][VERSIONS] = self.versions
         return head
 
     def all_feature_options(self) -> _JsonObject:
-        """Return features' data for the recipe, with the task."""
+        """Return the features' data in the session's recipe, including the task."""
         return {**({"task": self.task} if self.task else {}), **self.feature_options}
 
 
@@ -134,7 +134,7 @@ def compressed_part(bundle: bytes, keyed: KeyedHash | None) -> memoryview:
     """Return the compressed part of a bundle, without a copy.
 
     Args:
-        keyed: The hash function with this server's key. None: don't check the hash.
+        keyed: Computes hashes with this server's key. None: don't check the hash.
 
     Raises:
         InvalidParamsError: The bytes aren't a bundle, or have another format.
@@ -171,7 +171,7 @@ def unpack(
     Args:
         max_bytes: Maximum number of bytes of all lines.
         max_line_bytes: Maximum number of bytes of a line, except a blob's.
-        reserve: Called with the memory that a line needs while it is assembled. An exception ends the unpacking.
+        reserve: Called with the bytes of memory that a line needs while it is assembled. If it raises, unpacking stops.
         blobs: Yield whole lines of blobs. If False, only the start of a blob's line is yielded.
 
     Raises:
@@ -189,7 +189,7 @@ def unpack(
             raise InvalidParamsError(f"The bundle is damaged and can't be unpacked: {error}.") from None
         if not unpacked and decompressor.needs_input and not decompressor.eof:
             raise InvalidParamsError("The bundle can't be unpacked: its end is missing.")
-        chunk = b""  # the decompressor holds the input that it hasn't used yet
+        chunk = b""  # the decompressor still holds the input that it hasn't used
         size += len(unpacked)
         if size > max_bytes:
             raise TooLargeError(f"The bundle has more than {max_bytes} bytes when unpacked; this server takes no more.")
@@ -217,7 +217,7 @@ def _check_length(line: bytearray, max_bytes: int) -> None:
 
 
 def is_blob(line: bytes | bytearray) -> bool:
-    """Return whether a line, or its start, is a blob's."""
+    """Return whether a line, or the start of a line, is that of a blob."""
     return line.startswith(_BLOB)
 
 
@@ -225,7 +225,7 @@ def read_line(line: bytes, read: Callable[[bytes], Any] = loads) -> Line:
     """Parse a line.
 
     Args:
-        read: Parses the JSON.
+        read: Function that parses the JSON.
 
     Raises:
         InvalidParamsError: The text isn't a valid line of a bundle.
@@ -261,7 +261,7 @@ def record_of(shown: dict[str, Any], kinds: RecordKinds) -> RecordLine:
     If the kind is unknown, only the common fields are checked.
 
     Raises:
-        InvalidParamsError: The record lacks a field that is needed to show or to repeat it.
+        InvalidParamsError: The record lacks a field that is needed to show or to repeat the record.
     """
     try:
         line = RecordLine.model_validate(shown)
@@ -276,6 +276,6 @@ def record_of(shown: dict[str, Any], kinds: RecordKinds) -> RecordLine:
 
 
 def _location(error: ValidationError) -> str:
-    """Return the path of the first invalid member, for a message."""
+    """Return the path of the first invalid field, for a message."""
     loc = error.errors(include_url=False, include_input=False)[0]["loc"]
     return ".".join(str(part)[:40] for part in loc[:4]) or "its start"

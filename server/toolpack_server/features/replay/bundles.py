@@ -53,8 +53,8 @@ from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import Head, StoredSession
 
 UNPACKED_FACTOR = 16  # max size of an unpacked bundle, as a multiple of the max size of a request
-UNPACKED_SHARE = 2  # an unpacked bundle may use half of a request's memory; the rest is for the objects made from it
-ENVELOPE_BYTES = 1024  # size of the rest of a request that contains a bundle
+UNPACKED_SHARE = 2  # an unpacked bundle can use half of a request's memory; the rest is for the objects made from it
+ENVELOPE_BYTES = 1024  # max size of a request that contains a bundle, without the bundle
 RECORDS_AT_ONCE = 64  # max records in one read from the store
 EXPORT_ATTEMPTS = 5
 COPIES = 2  # copies of a bundle in memory while it is read: base64 text and decoded bytes
@@ -85,7 +85,7 @@ class ImportRequest(Parameters):
 
 
 class Bundles:
-    """Writer and reader of bundles. Its methods block, so they must run in threads.
+    """Writer and reader of bundles. Its methods block, so the event loop must run them in threads.
 
     Args:
         key: Key of the bundles' keyed hash.
@@ -153,7 +153,7 @@ class Bundles:
                 after = record.index
 
     def _raise_lost(self, session_id: str, head: Head) -> NoReturn:
-        """Raise the error that explains why records are missing."""
+        """Raise the error for missing records: the session was closed or changed, or the store lost the records."""
         now = self._context.store.get(session_id)
         if now is None:
             raise SessionNotFoundError
@@ -207,14 +207,14 @@ class Bundles:
         )
 
     def _payload(self, part: str, blob_id: str) -> str:
-        """Return the bytes of a blob without its seal, each byte as one character."""
+        """Return the bytes of a blob as a string, one character per byte, without the blob's seal."""
         blob = self._context.store.blobs([blob_id])[blob_id]
         return self._context.codec.unseal(part, blob_id, blob).decode("latin-1")
 
     # Reading
 
     def creation(self, request: ImportRequest, owner: str) -> Creation | None:
-        """Return the identity of a request, so that a retry finds the session; None without a call_id."""
+        """Return the identity of a request, by which a retry finds the session. Return None without a call_id."""
         if request.call_id is None:
             return None
         bundle = hashlib.blake2b(request.bundle.encode(), digest_size=32).hexdigest()
@@ -258,7 +258,7 @@ class Bundles:
 
         Raises:
             InvalidParamsError: The bundle isn't valid, or its session is a fork.
-            TooLargeError: The unpacked bundle is too large. The iterator of the records may raise this error, too.
+            TooLargeError: The unpacked bundle is too large. The iterator of the records can also raise this error.
         """
         memory = _MemoryReservation(reservation, XZ_MEMORY + PAGE_BYTES + COPIES * len(request.bundle))
         lines = self._read(request.bundle, memory, None, self._parse_untrusted)
@@ -325,7 +325,7 @@ class _MemoryReservation:
     """Reservation of the memory for reading one bundle.
 
     Args:
-        needed: Bytes that stay reserved until the request is answered.
+        needed: Bytes that are reserved from the start until the request is answered.
     """
 
     def __init__(self, reservation: Reservation, needed: int) -> None:
@@ -354,7 +354,7 @@ class _MemoryReservation:
 
 
 def _shown(lines: Iterator[tuple[Line, int]], kinds: RecordKinds) -> Records:
-    """Yield the records in the lines of a bundle. Raise `InvalidParamsError` for one that can't be run again."""
+    """Yield the records in the lines of a bundle. Raise `InvalidParamsError` for a record that can't be run again."""
     index = 0
     for line, size in lines:
         if line.record is None:

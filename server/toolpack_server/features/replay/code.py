@@ -1,4 +1,6 @@
-"""Digests of the code that runs a session's calls: the server's, and each toolpack's.
+"""Digests of the code that runs a session's calls: the server's code, and each toolpack's code.
+
+Receipts and the results of `export_bundle` contain the digests. They show whether a replay runs the same code.
 
 The digests are computed when the server starts, because the loaded code stays the same if its files change later. The
 digest of a toolpack covers:
@@ -57,7 +59,7 @@ def code_digests(catalog: Catalog) -> CodeDigests:
 
 
 def digest_files(files: Iterable[tuple[str, Path]], *others: str) -> str:
-    """Return the digest of files and further texts.
+    """Return the digest of files and further strings.
 
     Args:
         files: The name and the path of each file. The names are the same on all machines.
@@ -80,7 +82,7 @@ def _files(module: str, path: Path | None) -> Iterator[tuple[str, Path]]:
     """Yield the name and path of each file that the digest of a toolpack covers.
 
     Args:
-        module: The toolpack's module. It is searched only without a path.
+        module: The toolpack's module. Its files are searched for only if `path` is None.
         path: The file or folder of a module in a folder of toolpacks.
     """
     if path is not None:

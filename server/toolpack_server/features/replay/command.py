@@ -1,7 +1,8 @@
 """Commands `replay`, which runs a session again, and `session bundle`, which writes a session to a file.
 
-Both work on a running server or directly on its store. `replay` runs a bundle in memory, or with `--url` on that
-server. The bundle may come from a stranger, so its calls are run again and its stored environments aren't used.
+Both work on a running server or directly on its store. `replay` also accepts a bundle, which it runs in memory, or with
+`--url` on that server. A stranger might have written the bundle, so its calls are run again and its stored environments
+aren't used.
 """
 
 import asyncio
@@ -24,9 +25,9 @@ from toolpack_server.cli.session_commands import FORMS, show, whole_id
 from toolpack_server.features.replay.bundle_format import compressed_part, read_line, unpack
 
 LIMIT = 100_000
-MAX_BYTES = 2**28  # max size of a bundle: the longest answer that `session bundle` accepts
-HEAD_BYTES = 2**26  # max size of an unpacked head: more than a request may have
-POLL_SECONDS = 0.3  # delay between two readings of a replay's progress
+MAX_BYTES = 2**28  # max size of a bundle: the longest response that `session bundle` accepts
+HEAD_BYTES = 2**26  # max size of an unpacked head, larger than the max size of a request
+POLL_SECONDS = 0.3  # delay between two polls of a replay's progress
 
 
 @click.command(epilog=FORMS)
@@ -80,7 +81,7 @@ def bundle(session: str, ends: bool, **where: Any) -> None:
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the content of a file; None if the file doesn't exist."""
+    """Return the content of a file, or None if the file doesn't exist."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -92,7 +93,7 @@ def _content(path: Path) -> bytes | None:
 
 def _head(bundle: bytes) -> tuple[Mapping[str, str], int]:
     """Return the labels of a bundle's session and its number of versions."""
-    with contextlib.suppress(RequestError):  # the request reports what is wrong with the bundle
+    with contextlib.suppress(RequestError):  # the request will report what is wrong with the bundle
         lines = unpack(compressed_part(bundle, None), HEAD_BYTES, HEAD_BYTES, lambda _: None, blobs=False)
         head = read_line(next(lines)).head
         if head is not None:
@@ -104,8 +105,8 @@ async def _show_progress(send: Send, replay: Awaitable[Any], query: Mapping[str,
     """Wait for a replay, and show how many versions its session has.
 
     Args:
-        query: Parameters of `list_sessions`. The newest session that they select is the replay's.
-        versions: The number of versions at the end.
+        query: Parameters for `list_sessions`. The newest session that they select is the session of the replay.
+        versions: The number of versions that the session has when the replay is complete.
     """
     newest = {**query, "order": "-created", "limit": 1}
     before, version = [each["session_id"] for each in await send("list_sessions", newest)], 0
@@ -128,7 +129,7 @@ def _report(replayed: Any) -> None:
 
 
 def _text(replayed: Any) -> str:
-    """Return the report of a replay: toolpacks with other versions, and the first difference or none."""
+    """Return the report of a replay: the toolpacks with other versions, and the first difference if there is one."""
     others = replayed["other_versions"].items()
     lines = [f"{name} was at {each['recorded']}, and is at {each.get('replayed', 'none')}." for name, each in others]
     return "\n".join([*map(printable, lines), _comparison(replayed)])

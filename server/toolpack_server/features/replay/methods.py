@@ -1,6 +1,6 @@
 """Methods `replay_session`, `export_bundle` and `import_bundle`.
 
-A bundle may come from a stranger, so its content is checked like a request.
+A stranger might have written the bundle, so its content is checked like that of a request.
 """
 
 import base64
@@ -90,7 +90,7 @@ class ImportBundle(ImportRequest, Method, result=Session | Replay):
 
     def _creation(self, head: BundleHead, kind: type[SessionRequest]) -> SessionRequest:
         """Return the request that creates a session like the one in the bundle."""
-        # A bundle may choose only the parameters that features add to the request.
+        # A bundle can set only the parameters that features add to the request.
         own = kind.model_fields.keys() - SessionRequest.model_fields.keys()
         params = {
             name: value for name, value in [*head.details.items(), *head.all_feature_options().items()] if name in own

@@ -1,4 +1,4 @@
-"""Pinned clock and random numbers of a call, so that its function does the same each time it runs.
+"""Pinned clock and random numbers of a call, so that its function returns the same result each time it runs.
 
 The package time-machine pins the clock: it replaces the C functions behind `time` and `datetime`. So functions that
 were imported by name are pinned, too, and `datetime` stays the real class. Random numbers are derived from the seed and
@@ -35,7 +35,7 @@ SECOND_NS = 10**9
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BLOCK = 64
 _SEED_BYTES = 32
-_MULTICAST = 1 << 40  # marks the address of a machine as random (RFC 9562, section 6.10)
+_MULTICAST = 1 << 40  # bit that marks a MAC address as random (RFC 9562, section 6.10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def start_ns(clock: datetime, step_seconds: float, tick: int) -> int:
 
 
 def load_time_machine() -> Any:
-    """Import time-machine. Keep it from importing pytest, which it would do if pytest is installed."""
+    """Import time-machine, and keep it from importing pytest, which it otherwise does if pytest is installed."""
     if "time_machine" in sys.modules:
         return sys.modules["time_machine"]
     without: dict[str, Any] = {} if "pytest" in sys.modules else {"pytest": None}
@@ -175,7 +175,7 @@ class _Stream:
         return int.from_bytes(self.take(_SEED_BYTES))
 
     def number_of(self, name: str) -> int:
-        """Return the number for a name. It doesn't depend on the bytes that were taken before."""
+        """Return the number for a name. Unlike `number`, it doesn't depend on the bytes that were taken before."""
         return int.from_bytes(hashlib.blake2b(name.encode(), key=self._key, digest_size=_SEED_BYTES).digest())
 
 
@@ -183,8 +183,8 @@ class _Stream:
 def _pinned_random(seed: str, tick: int) -> Iterator[None]:
     """Replace the sources of random numbers in the process for a block.
 
-    The sources are the generator behind the functions of `random`, new generators, `os.urandom` and the machine's
-    address in UUIDs.
+    The sources are the generator behind the functions of `random`, new generators, `os.urandom`, and the MAC address in
+    UUIDs.
     """
     stream = _Stream(seed, tick)
     shared: random.Random = random._inst  # noqa: SLF001 - functions of `random` that were imported by name use it
@@ -194,7 +194,7 @@ def _pinned_random(seed: str, tick: int) -> Iterator[None]:
         """Replace `Random.seed`, which without a seed `a` would use the system's random numbers."""
         seed_generator(self, stream.number() if a is None else a, version)
 
-    # Draw these two numbers before any others and in this order, so that they are the same in each Python version.
+    # Generate these two numbers first and in this order, so that they are the same in each Python version.
     shared_seed, node = stream.number(), int.from_bytes(stream.take(6)) | _MULTICAST
     replaced = [
         (os, "urandom", stream.take),

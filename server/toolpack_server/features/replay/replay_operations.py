@@ -1,8 +1,8 @@
 """Operations of a replay, one for each kind of record.
 
 Each is derived from the operation that created the original record, so all its checks apply. It also stores the new
-record, which the replay compares with the original. A call that can't be run again gets a record, too, so that the
-later records keep their indexes. The error in that record is this server's, not a copy of the original text.
+record, which the replay compares with the original. A call that can't be run again also gets a record, so that the
+later records keep their indexes. That record contains this server's error, not a copy of the original error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ from toolpack_server.sessions.operation import SessionOperation
 from toolpack_server.sessions.resets import ResetOperation
 from toolpack_server.stores.base import Record
 
-_OWN = {"index", "kind", "version", "started_at", "duration_ms"}  # fields that aren't copied: the new record sets them
+_OWN = {"index", "kind", "version", "started_at", "duration_ms"}  # not copied: the new record has its own
 
 
 class ReplayOperation(SessionOperation):
-    """An operation that stores its record.
+    """An operation that keeps the record that it created, for the comparison.
 
     Attributes:
-        created: The record that this operation created. If the request was repeated, the record that the first request
-            created. None until the operation has run.
+        created: The record that this operation created, or that the first request created if this request is a retry.
+            None until the operation has run.
     """
 
     created: Record | None = None
@@ -63,7 +63,7 @@ class ReplayCall(ReplayOperation, CallOperation):
 
 
 class SkippedCall(ReplayCall):
-    """A call that doesn't run again, because its outcome depended on the machine. Its record has the same failure.
+    """A call that doesn't run again, because its outcome depended on the machine. Its record contains the same failure.
 
     Args:
         request: The call. Its timeout is the duration of the original call.
@@ -94,11 +94,11 @@ class SkippedCall(ReplayCall):
 
 
 class ReplayCancelledCall(ReplayCall, CancelCallOperation):
-    """A call that its client cancelled. It doesn't run again; its record is that of a cancelled call."""
+    """A call that its client cancelled. It doesn't run again. Its new record is also that of a cancelled call."""
 
 
 class CopyOperation(SessionOperation):
-    """Commits a copy of a record whose kind can't be repeated, so that later records keep their indexes.
+    """Commits a copy of a record of a kind that can't be repeated, so that later records keep their indexes.
 
     It changes no environment.
     """
@@ -129,7 +129,7 @@ class CopyOperation(SessionOperation):
 
     @override
     def repeated(self, record: Record, shown: Mapping[str, Any], private: Mapping[str, Any]) -> None:
-        """Return None: no caller uses the answer."""
+        """Return None, because no caller uses the result."""
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:

@@ -51,7 +51,7 @@ from toolpack_server.sessions.recipes import Recipe, began_as_fork, details_of
 from toolpack_server.sessions.repeatable_kind import RepeatableKind
 from toolpack_server.stores.base import StoredSession
 
-KEEP_ALIVE = 4  # renewals of the replayed session during one TTL
+KEEP_ALIVE = 4  # how often the replayed session is renewed during one TTL
 AT_ONCE = 2  # max concurrent replays of an owner in a worker
 RECORDS_AT_ONCE = 100  # max records in one read from the store
 BYTES_AT_ONCE = 2**20  # max bytes of records in one read
@@ -82,7 +82,7 @@ Records = AsyncGenerator[Mapping[str, Any], None]
 
 
 class Replays:
-    """Replays of sessions and of bundles."""
+    """Runs replays of sessions and of bundles."""
 
     def __init__(self, context: SessionContext, sessions: SessionManager) -> None:
         self._context = context
@@ -122,7 +122,7 @@ class Replays:
         """Run at most `limit` records of a session again; see `ReplaySession`.
 
         Args:
-            creation: The identity of the request, if it has a call_id and can be repeated.
+            creation: The identity of the request, by which a retry finds the new session. None without a call_id.
 
         Raises:
             ClassesChangedError: A toolpack isn't loaded any more, or the session's first environment can't be rebuilt.
@@ -224,7 +224,7 @@ class Replays:
 
         while after + 1 < count:
             shown = await self._sessions.read(lambda _: page())
-            if not shown:  # the session was closed meanwhile
+            if not shown:  # the session was closed during the replay
                 raise SessionNotFoundError
             for record in shown:
                 yield record
@@ -253,7 +253,7 @@ class Replays:
             versions: The versions of the toolpacks when the recorded session was created.
             records: The records.
             limit: Maximum number of records to run.
-            repeatable: The request has a call_id, so the client may send it again.
+            repeatable: Whether the request has a call_id, so that the client can send it again.
         """
         session_id = new["session_id"]
         replayer = _Replayer(self._context, self._sessions, session_id, owner, repeatable=repeatable)
@@ -291,7 +291,7 @@ class Replays:
         }
 
     def _other_versions(self, recorded: Mapping[str, str]) -> dict[str, Versions]:
-        """Return the toolpacks with another loaded version than the recorded version."""
+        """Return the toolpacks of which another version than the recorded one is loaded."""
         loaded = self._context.catalog.versions(recorded)
         return {
             name: {"recorded": version, "replayed": if_set(loaded.get(name))}
@@ -320,8 +320,8 @@ class _Replayer:
         self._repeatable = repeatable
         self.done = 0
         self.version = 0
-        # The new session's version for each recorded version. They differ if an edited function changes the world in a
-        # call where the original didn't, or the reverse.
+        # The new session's version for each recorded version. The two differ if a function was edited and now changes
+        # the world in a call in which it didn't before, or the reverse.
         self._versions = {0: 0}
         self._events: list[Mapping[str, Any]] = []  # recorded events of the world that haven't been compared yet
 
@@ -330,7 +330,7 @@ class _Replayer:
         kind = self._context.record_kinds[record["kind"]]
         call_id = f"replay-{self.done}" if self._repeatable else None
         self.done += 1
-        # An event isn't run by itself: it happens in the new session when the next call, or `end`, advances the time.
+        # An event isn't run here: in the new session it happens when the next call, or `end`, advances the time.
         if "event" in record:
             self._events.append(record)
             return None
@@ -362,10 +362,11 @@ class _Replayer:
         return await self._compare_events()
 
     async def _compare_events(self, record: Mapping[str, Any] | None = None) -> Difference | None:
-        """Compare the recorded events with the new session's records of the same indexes.
+        """Compare the recorded events with the new session's records at the same indexes.
 
         Args:
-            record: The record after the events. An event in its place in the new session is a difference, too.
+            record: The record after the events. If the new session has an event at its index, that is also a
+                difference.
         """
         events, self._events = self._events, []
         expected = [*events, record] if record is not None and (events or "at" in record) else events
@@ -390,9 +391,9 @@ class _Replayer:
         return None
 
     async def _call(self, record: Mapping[str, Any], call_id: str | None) -> Difference | None:
-        """Run a call again, and compare the caller's answer, the function's own result, and the world.
+        """Run a call again, and compare the result that its caller saw, the function's own result, and the world.
 
-        The answer differs from the function's own result if a perturbation changed the answer.
+        These results differ if a perturbation changed the result that the caller saw.
         """
         call = self._context.record_kinds[record["kind"]].heard(record)  # the call as its caller saw it
         kwargs = call["kwargs"]
@@ -422,12 +423,12 @@ class _Replayer:
         return states
 
     def _compare(self, record: Mapping[str, Any], outcome: Outcome) -> Difference | None:
-        """Compare the answer that the caller saw: the error, the result, and the results of nested calls."""
+        """Compare the outcome that the caller saw: the error, the result, and the results of nested calls."""
         text = outcome.failure.text if outcome.failure else None
         error = text and cut_error(text, self._context.settings.max_record_bytes)
         if error != record["error"]:
             return _difference(record, "error", record["error"], text)
-        result = b'""' if outcome.result is None else outcome.result  # the record of a failed call has the result ""
+        result = b'""' if outcome.result is None else outcome.result  # a failed call's record contains the result ""
         if not _is_result(record["result"], result):
             return _difference(record, "result", dumps(record["result"]).decode(), result.decode())
         nested = [each["result"] for each in record.get("nested", ()) if each["error"] is None]
@@ -438,7 +439,7 @@ class _Replayer:
 
     @staticmethod
     def _compare_actual(record: Mapping[str, Any], operation: ReplayOperation) -> Difference | None:
-        """Compare the function's own error and result, if a perturbation changed the answer of either call."""
+        """Compare the function's own error and result, if a perturbation changed the outcome of either call."""
         body = operation.created.body.split(b"\n", 1)[0] if operation.created else b"{}"
         if "perturbed" in record or b'"perturbed":' in body:
             replayed = loads(body)
@@ -473,7 +474,7 @@ class _Replayer:
 
 
 def _event_text(record: Mapping[str, Any], *, states: bool) -> str | None:
-    """Return the members of an event that a replay compares, as JSON. Return None if the record isn't an event."""
+    """Return the fields of an event that a replay compares, as JSON. Return None if the record isn't an event."""
     if "event" not in record:
         return None
     compared = (*_EVENT_MEMBERS, "state") if states else _EVENT_MEMBERS

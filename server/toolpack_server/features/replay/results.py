@@ -19,8 +19,8 @@ class Difference(TypedDict):
     """A difference between a record and its replay.
 
     `index` is the record's index, and `what` names the value that differs. `recorded` and `replayed` are that value in
-    the record and in the replay, as text, cut at 2,000 characters. A missing member means no value, for example no
-    error.
+    the record and in the replay, as a string of at most 2,000 characters. A missing field means no value, for example
+    no error.
     """
 
     index: int
@@ -37,10 +37,10 @@ class Versions(TypedDict):
 
 
 class Replay(TypedDict):
-    """The new session, the number of records that were run again in it, and the first difference, if any.
+    """The new session, the number of records that were run again in it, and the first difference if there is one.
 
-    `complete` is true if all records were run again without a difference. `other_versions` has the toolpacks that had
-    another version when the session was created.
+    `complete` is true if all records were run again without a difference. `other_versions` lists the toolpacks that had
+    another version when the replayed session was created.
     """
 
     session: Session

@@ -37,7 +37,7 @@ class SeedHook(OperationHook):
         return bool(Seeds.of(session))
 
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> None:
-        """Pin a call, and compute the digest of the world before it.
+        """Pin the clock and random numbers of a call, and compute the digest of the world before the call.
 
         Raises:
             InvalidParamsError: This server can't pin time or random numbers.
@@ -47,8 +47,8 @@ class SeedHook(OperationHook):
         seeds = Seeds.of(state.session)
         seeds.check(self._settings)
         operation.plan.policy = seeds.pin(state.index + 2)
-        # The check of read-only functions runs for some calls only. A replayed call must do the same work as the
-        # original, so the check is off.
+        # The check of read-only functions runs only for some calls, so it is off here: a replayed call must do the same
+        # work as the original call.
         operation.plan.compares = False
 
         def digest() -> str | None:

@@ -44,10 +44,10 @@ class SeedParameters(Parameters):
     """Parameters of `create_session` and `fork_session` for seeded sessions."""
 
     seed: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
-        None, description="Seed of the random numbers that functions draw. The same seed gives the same numbers."
+        None, description="Seed of the random numbers that functions generate. The same seed produces the same numbers."
     )
     clock: Annotated[str, AfterValidator(_check_clock)] | None = Field(
-        None, description="Time at which the session's clock starts for its functions, RFC 3339 with an offset."
+        None, description="Time at which the clock that the session's functions see starts, in RFC 3339 with an offset."
     )
     clock_step_seconds: float | None = Field(
         None,
@@ -97,10 +97,10 @@ class Seeds:
         return cls(request.seed, request.clock, request.clock_step_seconds)
 
     def of_new(self, settings: Settings) -> "Seeds":
-        """Return these requested seeds, with the defaults for a new session.
+        """Return these requested seeds, completed with the defaults for a new session.
 
         Raises:
-            InvalidParamsError: `clock_step_seconds` has no clock, or this server can't pin the seeds.
+            InvalidParamsError: `clock_step_seconds` is set without `clock`, or this server can't pin them.
         """
         if self.clock is None and self.clock_step_seconds is not None:
             raise InvalidParamsError("clock_step_seconds needs a clock: give both, or neither.")
@@ -109,23 +109,23 @@ class Seeds:
         return seeds
 
     def of_fork(self, parent: "Seeds", settings: Settings) -> "Seeds":
-        """Return these requested seeds for a fork. The parent's values replace missing values.
+        """Return these requested seeds, completed with the parent's values for a fork.
 
         Raises:
-            InvalidParamsError: As for `of_new`.
+            InvalidParamsError: For the same reasons as in `of_new`.
         """
         own = {name: value for name, value in self.shown().items() if value is not None}
         return replace(parent, **own).of_new(settings) if own else parent
 
     def details(self) -> dict[str, Any]:
-        """Return the details to store in the session; empty if nothing is pinned."""
+        """Return the details to store in the session, empty if nothing is pinned."""
         return {**self.shown(), "ticks": self.ticks} if self else {}
 
     def shown(self) -> dict[str, Any]:
         return {"seed": self.seed, "clock": self.clock, "clock_step_seconds": self.clock_step_seconds}
 
     def pin(self, number: int) -> PinnedClock | None:
-        """Return the pinned clock of a call; None if the session has no seed and no clock.
+        """Return the pinned clock of a call, or None if the session has no seed and no clock.
 
         Args:
             number: Number of the call's record, counted from 1. 0 while an environment is built.

@@ -1,11 +1,12 @@
 """Digest of a world, which shows whether two worlds are equal without sending them.
 
 Two worlds have the same digest if they have the same types, values, order of lists and dicts, private attributes and
-`model_fields_set`. Three differences don't count: the order of sets, the division into parts, and whether equal objects
-are the same object.
+`model_fields_set`. Three differences don't change the digest: the order of sets, the division into parts, and whether
+equal objects are the same object.
 
-The digest reads objects by the layouts of snapshots, so no code of an author's class runs. It covers the same content
-as a snapshot. Each field of an environment has its own digest, so the entries of a part don't depend on other parts.
+The digest reads objects by the layouts of snapshots, so no code of an author's class runs. The digest covers the same
+content as a snapshot. Each field of an environment has its own digest, so the entries of a part don't depend on other
+parts.
 """
 
 import hashlib
@@ -23,11 +24,11 @@ from toolpack_server.snapshots.operators import OperatorTable, operators_of
 from toolpack_server.volumes.volume import SEPARATOR, VolumeContext, is_void, read_piece
 
 MAX_BYTES = 64 * 2**20
-"""Max size of an environment with each reference to a shared object written out. A larger one has no digest."""
+"""Max size of an environment when each reference to a shared object is written out. Larger ones get no digest."""
 
 _BYTES = 16
 _SETS = frozenset((set, frozenset))
-_NO_PROGRESS: Any = None  # the writers' first argument, which the writers of plain types and enums don't use
+_NO_PROGRESS: Any = None  # first argument of each writer; the writers of plain types and enums don't use it
 _FIELDS, _FIELDS_SET = "__dict__", "__pydantic_fields_set__"
 
 Entries = tuple[str, ...]
@@ -52,7 +53,7 @@ def part_entries(part: BaseModel, classes: ClassTable, max_bytes: int = MAX_BYTE
                 entries += [f"set {name!a}" for name in content]
             elif content is not None and content is not UNSET:
                 entries.append(f"slot {digests.of(content)} {slot.__name__}")
-    except Exception:  # noqa: BLE001 - a value that pickle can't write has no digest
+    except Exception:  # noqa: BLE001 - a value that pickle can't write gets no digest
         return None
     return tuple(entries)
 
@@ -105,8 +106,8 @@ class _Pickler(pickle.Pickler):
 class _Digests:
     """Computes digests of values: hashes of their pickles.
 
-    Pickle's C implementation writes equal values as equal bytes if it has no memo. With the memo it would write the
-    second reference to an object in another way than an equal object.
+    Pickle's C implementation writes equal values as equal bytes if it has no memo. With a memo, it would write the
+    second reference to an object differently from an equal object.
     """
 
     def __init__(self, operators: OperatorTable, max_bytes: int) -> None:
@@ -120,9 +121,9 @@ class _Digests:
         Raises:
             Exception: The value refers to itself, or is too large.
         """
-        # Pickle writes the members of a set in the set's own order. The function `persistent_id`, which pickle calls
-        # for every object, can return a replacement. But a Python function would triple the time, so the first attempt
-        # only collects the objects with `append`. If there is a set, the second attempt replaces sets by sorted lists.
+        # Pickle writes the elements of a set in the set's own order. Pickle calls `persistent_id` for every object, and
+        # this function can return a replacement. But a Python function would triple the time. So the first attempt only
+        # collects the objects with `append`. If they include a set, a second attempt replaces sets by sorted lists.
         objects: list[object] = []
         digest = self._hash(value, objects.append)
         return digest if _SETS.isdisjoint(map(type, objects)) else self._hash(value, self._sorted_set)
@@ -131,7 +132,7 @@ class _Digests:
         """Return the digest of a value.
 
         Args:
-            replace: Called with each object; returns what to write instead of it, or None.
+            replace: Called with each object. Returns a replacement to write, or None to write the object itself.
         """
         sink = _Sink(self._budget)
         pickler = _Pickler(sink, 5)
@@ -143,7 +144,7 @@ class _Digests:
         return sink.hash.hexdigest()
 
     def _sorted_set(self, value: object) -> Any:
-        """Return the replacement of a set: its members in a fixed order. Return None for other values."""
+        """Return the replacement of a set: its elements in a fixed order. Return None for other values."""
         if type(value) not in _SETS:
             return None
         members: Any = value
@@ -154,7 +155,7 @@ class _Digests:
 
 
 def _writers(operators: OperatorTable) -> Mapping[type, Callable[[Any], tuple[Any, ...]]]:
-    """Return the function that writes each type, for a pickler without memo."""
+    """Return the function that writes each type, for a pickler without a memo."""
     operators.derived[_writers] = writers = _Writers(
         {kind: partial(write, _NO_PROGRESS) for kind, write in operators.writers.items()}
     )
@@ -164,7 +165,7 @@ def _writers(operators: OperatorTable) -> Mapping[type, Callable[[Any], tuple[An
 
 
 class _Writers(dict[type, Any]):
-    """Writers by type. Looking up another type raises an exception, or pickle would write it in its own way."""
+    """Writers by type. A missing type raises an exception, because pickle would otherwise write it in its own way."""
 
     def __missing__(self, kind: type) -> Any:
         raise ValueError(kind)

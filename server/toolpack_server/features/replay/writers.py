@@ -10,17 +10,17 @@ from typing import Any
 from toolpack_server.sessions.context import SessionContext
 from toolpack_server.volumes.volume import is_piece, kind_of
 
-WRITTEN_BY = "written_by"  # key in the details of a session
+WRITTEN_BY = "written_by"  # key of the versions in the details of a session
 
 
 def current_writers(context: SessionContext) -> Mapping[str, Any]:
-    """Return the details to store in a seeded session: the writer of each kind of volume on this server."""
+    """Return the details to store in a seeded session: the version of this server's writer of each kind of volume."""
     writers = _writers(context)
     return {WRITTEN_BY: writers} if writers else {}
 
 
 def other_writers(context: SessionContext, details: Mapping[str, Any]) -> set[str]:
-    """Return the kinds of volumes that another writer wrote in a session with these details.
+    """Return the kinds of volumes whose writer in a session with these details differs from this server's writer.
 
     The details may come from an untrusted bundle.
     """

@@ -152,7 +152,7 @@ def test_key_is_made_once_and_readable_only_by_its_user(valid_receipt, tmp_path)
     assert ended.returncode == 1
     assert ended.stderr.startswith("toolpack-server: Other users can read the key file")
     ended = run_here("evaluate", "--sign-key", valid_receipt.key)
-    assert "--sign-key signs a receipt: give --receipt, too." in ended.stderr
+    assert "--sign-key signs a receipt: also give --receipt." in ended.stderr
 
 
 def unlike(value):

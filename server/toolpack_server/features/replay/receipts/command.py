@@ -1,8 +1,8 @@
 """Command `verify`, which runs the sessions of a receipt again and reports whether the results are equal.
 
-The receipt may come from a stranger. So all checks that run no functions come first. Then the sessions run in a service
-in this process, and their functions in sandboxed processes. The exit status is 0 if everything is equal, 1 if something
-differs, and 2 if the receipt can't be verified.
+A stranger might have written the receipt, so all checks that run no functions come first. Then the sessions run in a
+service in this process, and their functions in sandboxed processes. The exit status is 0 if everything is equal, 1 if
+something differs, and 2 if the receipt can't be verified.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from toolpack_server.wiring.service import Service
 
 LIMIT = 100_000  # max records of a session that are run again
 MAX_SHOWN = 400  # max characters of a recorded or replayed value in the report
-NO_SEED = "it has no seed and no clock, so functions that read the clock or draw random numbers return other results"
+NO_SEED = "it has no seed and no clock, so functions that use the time or random numbers return other results"
 
 _SessionResult = Mapping[str, Any]
 """The result of verifying one session, as `--json` prints it."""
@@ -134,7 +134,7 @@ def _settings(pack_dir: tuple[Path, ...], packs: str | None, *, sandbox: bool) -
         pack_dir,
         packs,
         isolation="process" if process else THREAD,
-        # These limits fit any receipt, also one from a server with larger limits.
+        # With these limits any receipt can be run, even one from a server with larger limits.
         max_body_bytes=2 * MAX_BYTES,
         max_bytes_in_flight=16 * MAX_BYTES,
     )
@@ -239,14 +239,14 @@ async def _replay_records(
     """Run the records of a session again, after those of its ancestors if it is a fork.
 
     Args:
-        session_ids: List for the ids of the new sessions, which this function fills.
+        session_ids: List to which this function adds the ids of the new sessions.
 
     Returns:
-        The first difference, with the record's number among all records as `position`; None if there is none.
+        The first difference, with the record's number among all records as `position`, or None without a difference.
     """
     kind = next(
         each for each in service.methods if issubclass(each, ForkSession)
-    )  # has the parameters of features, too
+    )  # this class also has the parameters that features add
     done, previous = 0, None
     for part in entry.parts:
         bundle = create_bundle(entry, part, times[done : done + len(part.records)], service.settings)
@@ -273,13 +273,14 @@ def _fork(
 ) -> ForkSession:
     """Return the request that forks a session as in the receipt.
 
-    Details that the parent has and the fork lacks are requested as empty, because the fork would inherit them.
+    Details that the parent has and the fork lacks are requested as empty, because the fork would otherwise inherit
+    them.
 
     Args:
         kind: The class of the request, with the parameters of features.
         part: The history of the fork.
         parent: The history of the session to fork.
-        session_id: The id of that session here.
+        session_id: The id of the session to fork, in this process.
         labels: The labels of the fork.
     """
     own = kind.model_fields.keys() - ForkSession.model_fields.keys()

@@ -2,8 +2,8 @@
 
 An entry is created from a session's bundle. `verify` converts the entry back to a bundle, runs the session again,
 creates a new entry from the new session, and compares the two entries. So an entry omits the values that a replay can't
-reproduce: times, `call_id`s, ids and snapshots. The receipt has the versions of the server and of Python once, not in
-each entry.
+reproduce: times, `call_id`s, ids and snapshots. The receipt contains the versions of the server and of Python once, not
+in each entry.
 """
 
 import base64
@@ -36,7 +36,7 @@ _Record = dict[str, Any]
 
 _TIMES = {"started_at", "duration_ms"}
 _NOT_REPEATED = ("deadline", "crashed")
-"""Failures after which a call isn't run again. The texts of these errors depend on the machine, so they may differ."""
+"""Failures after which a call isn't run again. Their error messages depend on the machine, so they can differ."""
 _ANY_KEY = KeyedHash(b"any key, because a replay doesn't check the hash", "bundle")
 
 
@@ -88,12 +88,12 @@ async def _exported(send: Send, session_id: str) -> tuple[BundleHead, list[_Reco
 async def _ancestors(send: Send, session_id: str) -> list[ReceiptPart]:
     """Return the histories of a fork's ancestors, the oldest first.
 
-    A history has the records up to the last record that the fork inherited. Later records aren't part of the fork.
+    A history contains the records up to the last record that the fork inherited. Later records aren't part of the fork.
 
     Raises:
         ClickException: An ancestor is unknown or can't be read.
     """
-    last_indexes = dict[str, int]()  # of the inherited records, by session
+    last_indexes = dict[str, int]()  # number of the inherited records, by session
     after = -1
     while page := await send("get_trace", {"session_id": session_id, "path": True, "after": after, "limit": PAGE}):
         last_indexes |= {record["session_id"]: record["index"] for record in page}
@@ -171,9 +171,9 @@ def create_bundle(entry: ReceiptEntry, part: ReceiptPart, times: list[Times], se
 
 
 def find_difference(recorded: ReceiptEntry, replayed: ReceiptEntry) -> dict[str, Any] | None:
-    """Return the first difference between an entry and the entry of its replay; None if they are equal.
+    """Return the first difference between an entry and the entry of its replay, or None if the two are equal.
 
-    `what` is the name of the member that differs. If the member is in a record, `position` is that record's number.
+    `what` is the name of the field that differs. If the field is in a record, `position` is that record's number.
     """
     other_writers = recorded.details.get(WRITTEN_BY) != replayed.details.get(WRITTEN_BY)
     for position, pair in enumerate(zip(recorded.all_records, replayed.all_records, strict=False)):
@@ -184,9 +184,9 @@ def find_difference(recorded: ReceiptEntry, replayed: ReceiptEntry) -> dict[str,
 
 
 def _comparable(record: Mapping[str, Any], *, other_writers: bool) -> dict[str, Any]:
-    """Return the members of a record that a replay must reproduce."""
+    """Return the fields of a record that a replay must reproduce."""
     omitted = {"error"} if record.get("failure") in _NOT_REPEATED else set()
-    # Another version of SQLite may store a database in other bytes, which changes the digest: see `replay.writers`.
+    # Another version of SQLite might store a database in other bytes, so the digest would differ: see `replay.writers`.
     omitted |= {"state"} if other_writers else set()
     return {name: value for name, value in record.items() if name not in omitted}
 
@@ -195,7 +195,7 @@ def _without_records(entry: ReceiptEntry) -> dict[str, Any]:
     """Return an entry with the number of records in each part instead of the records, which are compared first."""
     rest = entry.model_dump(exclude={"records", "forked_from"})
     failure = entry.verdict.get("failure")
-    if isinstance(failure, dict) and failure.get("kind") == "infrastructure":  # its text depends on the machine
+    if isinstance(failure, dict) and failure.get("kind") == "infrastructure":  # the message depends on the machine
         rest["verdict"] = {**entry.verdict, "failure": failure.get("type")}
     parts = [(each.version, len(each.records)) for each in entry.parts]
     details = [{name: value for name, value in each.details.items() if name != WRITTEN_BY} for each in entry.parts]
@@ -203,7 +203,7 @@ def _without_records(entry: ReceiptEntry) -> dict[str, Any]:
 
 
 def _first_difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the name of the first member that differs, with both values as JSON; None if all members are equal."""
+    """Return the name of the first field that differs, with both values as JSON, or None if all fields are equal."""
     for name in sorted(recorded.keys() | replayed.keys()):
         texts = [dumps(each[name], sort_keys=True).decode() if name in each else None for each in (recorded, replayed)]
         if texts[0] != texts[1]:

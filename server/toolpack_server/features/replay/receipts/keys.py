@@ -18,7 +18,7 @@ PublicKey = str
 """A public key as 64 hexadecimal digits."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-_SMALL_ORDER = {  # keys that allow forged signatures, without the sign bit (the highest of 256)
+_SMALL_ORDER = {  # keys that allow forged signatures, without the sign bit (the highest of the 256 bits)
     bytes.fromhex(each)
     for each in (
         "00" * 32,
@@ -32,7 +32,7 @@ _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 
 
 class SigningKey:
-    """The private key in a file. A missing file is created with a new key.
+    """The private key in a file. If the file is missing, it is created with a new key.
 
     Attributes:
         public: The public key.
@@ -46,13 +46,13 @@ class SigningKey:
         self.public: PublicKey = key.public_key().public_bytes_raw().hex()
 
     def sign(self, text: bytes) -> str:
-        """Return the signature of a text, as 128 hexadecimal digits."""
+        """Return the signature of `text`, as 128 hexadecimal digits."""
         signature: bytes = self._key.sign(text)
         return signature.hex()
 
 
 def is_valid_signature(key: PublicKey, signature: str, text: bytes) -> bool:
-    """Return whether a text was signed with the private key of this public key."""
+    """Return whether `text` was signed with the private key that belongs to this public key."""
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - see the module's docstring
 
     if not (_KEY.fullmatch(key) and _SIGNATURE.fullmatch(signature)):
@@ -62,7 +62,7 @@ def is_valid_signature(key: PublicKey, signature: str, text: bytes) -> bool:
         return False
     try:
         _ed25519().Ed25519PublicKey.from_public_bytes(point).verify(bytes.fromhex(signature), text)
-    except (InvalidSignature, ValueError):  # a `ValueError` means that the key isn't a point of the curve
+    except (InvalidSignature, ValueError):  # a `ValueError` means that the key isn't a point on the curve
         return False
     return True
 

@@ -1,12 +1,12 @@
-"""Format of a receipt: one JSON object in canonical form, with a signature of its other members.
+"""Format of a receipt: one JSON object in canonical form, with a signature of its other fields.
 
     {"code": …, "format": …, "key": …, "sessions": [{…}, …], "signature": …, "times": {…}}
 
 All values that depend on the machine or the time are in `times`. Random values of a server, such as ids, are omitted.
 So two receipts of the same run differ only in `times`, `key` and `signature`.
 
-A receipt may come from a stranger. So it isn't compressed, and its size and number of values are checked before it is
-parsed. Only the canonical form is accepted, because two parsers could read another form differently.
+A stranger might have written the receipt. So it isn't compressed, and its size and number of values are checked before
+it is parsed. Only the canonical form is accepted, because two parsers could read another form differently.
 """
 
 from collections.abc import Mapping
@@ -35,13 +35,13 @@ _JsonObject = dict[str, Any]
 
 
 class ReceiptRefusedError(click.ClickException):
-    """A receipt can't be verified: the file isn't a receipt or was changed, or its sessions can't run here."""
+    """Raised if a receipt can't be verified, because the file isn't a receipt, was changed, or can't be run here."""
 
     exit_code = 2
 
 
 class ReceiptPart(BaseModel):
-    """The history of one session, up to the point where the next session was forked from it, or to its end.
+    """The history of one session, up to its end or to the point at which the next part's session was forked from it.
 
     Attributes:
         details: Features' data of the session, such as its seed and clock.
@@ -59,7 +59,7 @@ class ReceiptEntry(BaseModel):
     """A session in a receipt: how it was created, its records without times and ids, and the verdict.
 
     Attributes:
-        feature_options: Features' data for the recipe, without the task.
+        feature_options: The features' data in the session's recipe, without the task.
         details: Features' data of the session, such as its seed and clock.
         forked_from: The histories of a fork's ancestors, the oldest first. They have the fork's toolpacks and options.
     """
@@ -147,7 +147,7 @@ def read(path: Path, key: PublicKey | None) -> Receipt:
     """Read a receipt, and do all checks that don't run functions.
 
     Args:
-        key: The required public key; None: accept any.
+        key: The required public key. None: accept any key.
 
     Raises:
         ReceiptRefusedError: The file isn't a receipt, is too large, was changed, or has another key.
@@ -190,7 +190,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _check_signature(path: Path, signed: Mapping[str, Any], signature: Any, key: PublicKey | None) -> None:
-    """Check that the receipt was signed with the key in it, and that this is the required key, if there is one."""
+    """Check that the receipt was signed with the key that it contains, and that this is `key` unless `key` is None."""
     own_key = signed["key"]
     if not isinstance(signature, str):
         raise ReceiptRefusedError(f"{path} isn't signed.")

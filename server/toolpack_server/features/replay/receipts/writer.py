@@ -1,6 +1,6 @@
 """Option `--receipt FILE` of `evaluate`, which writes the evaluated sessions as a signed receipt.
 
-The receipt has all sessions that the report counts. If a receipt can't contain one of them, no receipt is written.
+The receipt contains all sessions that the report counts. If one of them can't be in a receipt, none is written.
 """
 
 import time
@@ -43,11 +43,11 @@ class ReceiptWriter:
 
     @classmethod
     def begin(cls, options: dict[str, Any]) -> Self | None:
-        """Remove the receipt's options from `options`, and return the writer; None without `--receipt`."""
+        """Remove the receipt's options from `options`, and return the writer, or None without `--receipt`."""
         path, key = options.pop("receipt"), options.pop("sign_key")
         if path is None:
             if key is not None:
-                raise click.UsageError("--sign-key signs a receipt: give --receipt, too.")
+                raise click.UsageError("--sign-key signs a receipt: also give --receipt.")
             return None
         folder = load_settings(data_dir=options["data_dir"]).data_dir
         return cls(path, SigningKey(key or folder / KEY_FILE))
