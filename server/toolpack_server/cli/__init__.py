@@ -21,9 +21,9 @@ from toolpack_server.base.companions import advice, companions
 from toolpack_server.base.errors import ToolpackServerError
 from toolpack_server.base.terminal import echo
 
-FIRST_FREE_DESCRIPTOR = 3  # after the standard streams
+FIRST_FREE_DESCRIPTOR = 3  # first file descriptor after the standard streams
 GROUP = "toolpack_server.commands"
-"""Entry point group with which a distribution adds subcommands: click commands, named `NAME` or `session NAME`."""
+"""Entry point group in which a distribution registers click commands as subcommands `NAME` or `session NAME`."""
 
 COMMANDS = {
     "serve": "toolpack_server.cli.serve:serve",
@@ -60,7 +60,7 @@ def first_sentence(path: str) -> str:
 
 
 class Commands(click.Group):
-    """A group of the commands with names that begin with `prefix`, both of the core and of other distributions."""
+    """Group of the commands whose names begin with `prefix`, from the core and from other distributions."""
 
     def __init__(self, *args: Any, prefix: str = "", **more: Any) -> None:
         super().__init__(*args, **more)
@@ -85,7 +85,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in short.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        gc.disable()  # imports create no garbage, and collections would make them a fifth slower
+        gc.disable()  # imports create no garbage, and garbage collection would make them a fifth slower
         try:
             if not self._prefix and cmd_name in GROUPS:
                 return Commands(cmd_name, prefix=f"{cmd_name} ", help=GROUPS[cmd_name])
@@ -118,21 +118,22 @@ def main() -> None:
     except ToolpackServerError as error:
         echo(f"toolpack-server: {error}", err=True)
         sys.exit(1)
-    except OSError as error:  # of a file named by the user, or of standard output
+    except OSError as error:  # about a file that the user named, or about standard output
         file = f"{error.filename}: " if error.filename else ""
         echo(f"toolpack-server: {file}{error.strerror or error}.", err=True)
         sys.exit(1)
     finally:
         try:
             sys.stderr.flush()
-        except OSError:  # closed, or the disk is full: a lost message must not fail the command at exit
+        except OSError:  # closed, or the disk is full; a lost message must not make the command fail at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _open_closed_streams() -> None:
     """Open standard streams that are closed on the null device.
 
-    Otherwise a connection or a database would get the descriptor of a standard stream, and receive the output.
+    Otherwise a connection or a database could get the descriptor of a standard stream, and the output would be written
+    to it.
     """
     # `open` returns the lowest free descriptor.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < FIRST_FREE_DESCRIPTOR:

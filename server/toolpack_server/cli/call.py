@@ -21,7 +21,7 @@ from toolpack_server.wiring.service import Service
 Step = tuple[str, dict[str, str]]
 """The name of a function, and its arguments as written on the command line."""
 
-FURTHER = "further steps"  # key of click's context: the words of each step after the first
+FURTHER = "further steps"  # key in click's context for the words of each step after the first
 SEPARATOR = "--"
 
 
@@ -29,7 +29,7 @@ class _Steps(click.Command):
     """A command whose arguments are several steps, separated by `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the first step, which may have options, and store the others in the context."""
+        """Parse the first step, which can include options, and store the other steps in the context."""
         steps: list[list[str]] = [[]]
         for word in args:
             if word == SEPARATOR:
@@ -83,7 +83,7 @@ def call(
     try:
         asyncio.run(_run(send, session, pack_options, steps, as_agent=as_agent))
     except CallError as error:
-        echo(*("\n".join(details) or str(error)).split("\n"), err=True)  # details include the error
+        echo(*("\n".join(details) or str(error)).split("\n"), err=True)  # the details include the error message
         sys.exit(1)
 
 
@@ -92,7 +92,7 @@ async def _run(
 ) -> None:
     """Run the steps in a session, or in a new one that is closed afterwards, and print the results.
 
-    With `as_agent` the calls go to the agent's address, so rules for the agent's calls apply to them.
+    With `as_agent` the calls are sent to the agent's address, so rules for the agent's calls apply to them.
 
     Raises:
         CallError: A function failed. The steps after it don't run.
@@ -123,8 +123,8 @@ async def _create(
 ) -> tuple[str, list[dict[str, Any]], list[Step]]:
     """Create a session with the toolpacks that the steps need.
 
-    Return its id, its functions, and the steps with the names that the functions have in it. If no toolpack has any of
-    these functions, the session gets the default toolpacks.
+    Return the session's id, its functions, and the steps with the functions' names in this session. If no toolpack has
+    any of the steps' functions, the session gets the default toolpacks.
     """
     packs = await send("list_toolpacks", {})
     owned_steps = [(_owner(packs, function, options), function, kwargs) for function, kwargs in steps]
@@ -139,7 +139,7 @@ async def _create(
 
 
 def _spellings(function: dict[str, Any]) -> set[str]:
-    """Return the function's name with and without its toolpack."""
+    """Return the function's name without and with its toolpack's name."""
     plain = function["name"].removeprefix(f"{function['toolpack']}.")
     return {plain, f"{function['toolpack']}.{plain}"}
 
@@ -183,7 +183,7 @@ def _step(words: list[str]) -> Step:
 
 
 def _options(texts: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    """Return the options by toolpack. A toolpack's name may contain dots, an option's name can't."""
+    """Return the options by toolpack. A toolpack's name can contain dots, but an option's name can't."""
     options: dict[str, dict[str, str]] = {}
     for text in texts:
         name, value = label(text)
@@ -201,7 +201,7 @@ def values(texts: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any
 
 
 def _value(text: str, types: set[str]) -> Any:
-    """Parse a value as JSON. Return the text itself if it isn't JSON, or if only a string is one of the types."""
+    """Parse a value as JSON. Return the text itself if it isn't JSON, or if `types` allows only strings."""
     try:
         value = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
@@ -221,7 +221,7 @@ _TYPES = {
 
 
 def _types(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that a schema allows; an empty set if it names none."""
+    """Return the JSON types that a schema allows, or an empty set if it names no type."""
     if "$ref" in schema:
         return _types(definitions.get(schema["$ref"].rpartition("/")[2], {}), definitions)
     if "type" in schema:

@@ -1,6 +1,6 @@
 """Services in this process, for commands without a server: over the store of a data directory, or in memory.
 
-A command doesn't open a store that a running server uses; `--url` asks that server instead.
+A command doesn't open a store that a running server uses. To read such a store, pass `--url` to ask the server.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def ask_in_memory(ask: Callable[[Send], Coroutine[Any, Any, T]], pack_dir: tuple
 
 
 def memory_settings(pack_dir: tuple[Path, ...], packs: str | None, **others: Any) -> "Settings":
-    """Return the settings of a service in this process with sessions in memory."""
+    """Return the settings for a service in this process with sessions in memory."""
     return _settings(
         store="memory:", pack_dir=pack_dir or None, packs=packs, log_calls="off", log_level="warning", **others
     )

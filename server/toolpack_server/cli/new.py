@@ -23,7 +23,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 Project = tuple[dict[Path, str], list[str]]
-"""The texts of the new files by path, and the commands to try next."""
+"""The content of each new file by path, and the commands to try next."""
 
 
 @click.command()
@@ -97,7 +97,7 @@ def _package(name: str, directory: Path, *, database: bool) -> Project:
 
 
 def _texts(name: str, module: str, *, database: bool) -> tuple[str, str, str]:
-    """Return the text of a toolpack, the text of its test, and a function to call first."""
+    """Return the source of a toolpack, the source of its test, and a function to call first."""
     template, first_call = ("shop.py", "list_products") if database else ("list.py", "list_items")
     return _filled(template, name=name), _filled(f"test_{template}", name=name, module=module), first_call
 
@@ -108,7 +108,7 @@ def _filled(template: str, **names: str) -> str:
 
 
 def _folder_of_commands() -> str:
-    """Return the folder of this command, to put before the commands to try; "" if it is on the PATH."""
+    """Return the folder of this command as a prefix for the commands to try, or "" if the folder is on the PATH."""
     command = Path(sys.argv[0])
     on_path = shutil.which(command.name)
     if command.name != "toolpack-server" or not command.exists() or (on_path and command.samefile(on_path)):

@@ -12,12 +12,12 @@ import click
 
 from toolpack_server.base.terminal import echo
 
-LINE_SECONDS = 10.0  # between lines
+LINE_SECONDS = 10.0  # delay between two lines
 
 
 @contextlib.contextmanager
 def progress(title: str, length: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that adds to the number of finished items, of `length`, and shows the progress."""
+    """Yield a function that adds to the number of finished items and shows the progress. There are `length` items."""
     is_terminal, last_line, done = sys.stderr.isatty(), time.monotonic(), 0
 
     def advance(by: int) -> None:

@@ -1,8 +1,8 @@
 """Requests of commands, to the server of `--url` or to a service in this process.
 
-A token is sent only to the server of `--url`: redirects, and paths that name another host, aren't followed. Answers are
-limited in size, and results are checked. The requests are sent with `urllib`, because commands must work without the
-HTTP library of the extra `client`.
+A token is sent only to the server of `--url`, because redirects, and paths that name another host, aren't followed. The
+size of responses is limited, and results are checked. The requests are sent with `urllib`, because commands must work
+without the HTTP library of the extra `client`.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 REDIRECTS = {301, 302, 303, 307, 308}
 UNAUTHORIZED = 401
-MAX_REPLY_BYTES = 2**28  # four times the largest answer of a server with default settings
+MAX_REPLY_BYTES = 2**28  # four times the largest response of a server with default settings
 
 
 class Send(Protocol):
@@ -42,13 +42,13 @@ class Send(Protocol):
             method: The JSON-RPC method.
             params: Its parameters.
             agent_path: Path of an agent's address.
-            shape: Type of the result, if the core's type is enough. The default, the type with all features' additions,
-                takes longer to load than the request.
+            shape: Type that the result is checked against. The default is the type with all features' additions. If the
+                core's type is enough, pass it, because loading the default takes longer than the request.
         """
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirects: urllib would send all headers, including the token, to the other server."""
+    """Follows no redirects, because urllib would send all headers, including the token, to the other server."""
 
     def redirect_request(self, *_args: Any) -> None:
         """Return None: don't follow the redirect."""
@@ -105,7 +105,7 @@ def remote(url: str, token: str | None) -> Send:
 
 @functools.cache
 def _results() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the result types of clients' methods and of agents' methods, by name."""
+    """Return the result types of clients' methods and of agents' methods, each by the method's name."""
     from toolpack_server.rpc.method import agents_methods, clients_methods  # noqa: PLC0415 - imports the whole server
     from toolpack_server.wiring.installed import load_features  # noqa: PLC0415 - likewise
     from toolpack_server.wiring.service import all_methods  # noqa: PLC0415 - likewise
@@ -145,7 +145,7 @@ def _adapter(shape: Any) -> Any:
 async def _in_thread(work: Callable[[], Any]) -> Any:
     """Run blocking work in a daemon thread. Unlike a pool's thread, it doesn't keep the command from ending."""
     future = concurrent.futures.Future[Any]()
-    future.set_running_or_notify_cancel()  # so that a result can be set even after a cancellation
+    future.set_running_or_notify_cancel()  # can't be cancelled from now on, so `set_result` never raises
 
     def do() -> None:
         try:
@@ -160,13 +160,13 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
 def local(service: "Service", caller: "Caller") -> Send:
     """Return a function that sends requests to a service in this process. It raises `ClickException` for errors."""
 
-    async def send(method: str, params: dict[str, Any], agent_path: str | None = None, *, shape: Any = None) -> Any:  # noqa: ARG001 - it is as declared
+    async def send(method: str, params: dict[str, Any], agent_path: str | None = None, *, shape: Any = None) -> Any:  # noqa: ARG001 - the signature of `Send`
         try:
             sender = caller if agent_path is None else await service.agent(agent_path.rpartition("/")[2])
             return await service.request(sender, method, params)
         except ReplyError as error:
             raise _refused(error.message, error.data) from None
-        except RequestError as error:  # the path leads to no session
+        except RequestError as error:  # no session has this path
             raise _refused(str(error), {}) from None
 
     return send
@@ -178,7 +178,7 @@ def _read(reply: Any) -> bytes:
     Raises:
         ClickException: The body is larger than `MAX_REPLY_BYTES`.
     """
-    # With a known length, only read() without a limit raises if bytes are missing.
+    # If the length is known, only read() without a limit raises when bytes are missing.
     is_bounded = reply.length is not None and reply.length <= MAX_REPLY_BYTES
     content: bytes = reply.read() if is_bounded else reply.read(MAX_REPLY_BYTES + 1)
     if len(content) > MAX_REPLY_BYTES:

@@ -34,7 +34,7 @@ from toolpack_server.wiring.stores import opener_path
 
 class _Serve(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
-        """List the settings, those of features too."""
+        """List the settings, including those of features."""
         with formatter.section("Environment variables"):
             for name, (default, sentence) in {**Settings.described(), **feature_variables()}.items():
                 formatter.write_text(name)
@@ -67,7 +67,7 @@ def serve(reload: bool, **flags: Any) -> None:
     check_exposure(settings)
     features = load_features(settings.features)
     check_settings(settings, features)
-    opener_path(settings.store_url, features)  # raises if no store has this URL
+    opener_path(settings.store_url, features)  # raises if no store accepts this URL
     in_memory = not settings.store_url.persistent
     if in_memory and settings.workers > 1:
         raise SettingsError(
@@ -91,7 +91,7 @@ def serve(reload: bool, **flags: Any) -> None:
 def _serve(settings: Settings, loaded: Loaded, listener: socket.socket, serving: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT. Call `serving` when requests are answered.
 
-    If the toolpacks were loaded in this process, it becomes the only worker. Else a supervisor starts the workers.
+    If the toolpacks were loaded in this process, it becomes the only worker. Otherwise a supervisor starts the workers.
     """
     if loaded.catalog is not None:
         run_worker(Service(settings, loaded.catalog), listener, SupervisorPipe(serving=serving))
@@ -124,12 +124,12 @@ def _serve_with_reload(settings: Settings, features: Sequence[type[Feature]]) ->
 
 
 def banner(settings: Settings, features: Sequence[type[Feature]], inventory: Inventory, port: int) -> None:
-    """Print the address, the loaded toolpacks, and a first command to try. If printing fails, the server goes on."""
+    """Print the address, the loaded toolpacks, and a first command to try. If printing fails, the server continues."""
     lines = [f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url.shown}"]
     for name, entry in inventory.toolpacks.items():
         lines.append(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
-    # A notice with a line of a file, about a skipped module, is always shown. Others, for example about a package to
-    # install, are shown only if there are no toolpacks.
+    # A notice about a skipped module, which names a file and a line, is always shown. Other notices, for example about
+    # a package to install, are shown only if there are no toolpacks.
     notices = [notice for notice in inventory.notices if not inventory.toolpacks or ".py:" in notice]
     notices += unknown_variables(feature_variables())
     lines += [f"  note: {notice}" for notice in notices]

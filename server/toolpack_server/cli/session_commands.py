@@ -109,7 +109,7 @@ async def whole_id(send: Send, beginning: str) -> str:
     """
     if len(beginning) >= DIGITS:
         return beginning
-    # Sessions are sorted by id, so the ids that begin with the prefix follow it. Two are enough to see if it is unique.
+    # Sessions are sorted by id, so ids with this prefix come after it. Two ids show whether the prefix is unique.
     sessions = await send("list_sessions", {"labels": {}, "after": beginning, "limit": 2}, shape=list[Session])
     ids = [session["session_id"] for session in sessions if session["session_id"].startswith(beginning)]
     if len(ids) != 1:
@@ -118,7 +118,7 @@ async def whole_id(send: Send, beginning: str) -> str:
 
 
 async def whole_trace(send: Send, session_id: str, *, path: bool) -> list[Any]:
-    """Return all records of a session, or with `path` its history."""
+    """Return all records of a session, or with `path` only its history."""
     records: list[Any] = []
     params = {"session_id": session_id, "limit": PAGE_SIZE, "path": path}
     while page := await send("get_trace", {**params, "after": len(records) - 1}):

@@ -1,4 +1,4 @@
 """HTTP layer around the service: paths, headers, sizes, tokens and connections.
 
-No package that this one imports depends on HTTP. Code that refuses a request raises `HttpRefusedError`.
+The packages that this package imports don't depend on HTTP. Code that refuses a request raises `HttpRefusedError`.
 """

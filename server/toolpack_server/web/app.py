@@ -1,7 +1,7 @@
 """HTTP application: routes from paths to endpoints.
 
-A request that reaches JSON-RPC gets the status 200, also if its answer is an error. A request that is refused earlier
-gets an HTTP status of its own, and a JSON-RPC error as its body that says what to do.
+A request that reaches JSON-RPC gets the status 200, even if its response is an error. A request that is refused earlier
+gets another HTTP status, and its body is a JSON-RPC error that says what to do.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,7 +27,7 @@ from toolpack_server.web.refusals import refusal_response, refuse, refused
 from toolpack_server.web.status import status_routes
 from toolpack_server.wiring.service import Service
 
-KEY = "/{key}"  # ends the paths of agents' endpoints
+KEY = "/{key}"  # end of the paths of agents' endpoints
 MAX_CACHED_PATHS = 1000  # max number of cached routes
 MAX_PATH_LENGTH = 200  # max characters of a path with a cached route
 
@@ -50,7 +50,7 @@ def create_app(service: Service) -> Starlette:
             gateway.gate, console_files(service.context.record_kinds, service.features, service.settings.isolation)
         )
     path_owners = dict.fromkeys({route.path for route in routes}, "the server itself")
-    endpoint_names: dict[str, str] = {}  # by the paths of features; several features may have the same endpoint
+    endpoint_names: dict[str, str] = {}  # by the paths of features; several features can share an endpoint
     for feature in service.features:
         for path, name in feature.routes.items():
             if endpoint_names.get(path) == name:
@@ -85,14 +85,14 @@ def create_app(service: Service) -> Starlette:
 class Application(Starlette):
     """Starlette, with a shortcut for the paths of nearly all requests.
 
-    A POST to `/rpc`, to an agent's path or to a feature's path bypasses the middleware and the router. These would take
-    as long as the call itself.
+    A POST to `/rpc`, to an agent's path or to a feature's path bypasses the middleware and the router, because they
+    would take as long as the call itself.
 
     Attributes:
         rpc: The endpoint of `/rpc`.
-        key_routes: The endpoints of paths that end with a key, by the part before the key.
+        key_routes: The endpoints of paths that end with a key, by the part of the path before the key.
         feature_paths: The paths of features that don't end with a key.
-        missing: A sentence for 404 responses: how to install the protocols that aren't installed.
+        missing: Sentence for 404 responses that says how to install the protocols that aren't installed.
         cookie_paths: The only paths that accept a cookie, by the cookie's name.
     """
 
@@ -104,9 +104,9 @@ class Application(Starlette):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # Endpoints with their path parameters, by method and path.
+        # Cached endpoints and path parameters, by method and path.
         self._routed: dict[tuple[str, str], tuple[ASGIApp, dict[str, Any]]] = {}
-        # Results of `_is_path_of`, by cookie, method and path.
+        # Cached results of `_is_path_of`, by cookie, method and path.
         self._allowed: dict[tuple[str, str, str], bool] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +116,7 @@ class Application(Starlette):
             return
         headers = scope[HEADERS] = dict(scope["headers"])
         request_id = accept_request_id(headers.get(b"x-request-id"))
-        # A pipelined request starts with the trace context of the previous one, which is replaced here.
+        # A pipelined request begins with the trace context of the previous request, so it is replaced here.
         if b"traceparent" in headers or trace_context.get() is not None:
             accept_trace_headers(scope["headers"])
         try:
@@ -137,7 +137,7 @@ class Application(Starlette):
             await (await refusal(Request(scope), error))(scope, receive, send)
 
     def _check_cookies(self, scope: Scope) -> None:
-        """Refuse a request that has a feature's cookie and isn't to one of the feature's paths."""
+        """Refuse a request with a feature's cookie to a path that doesn't accept this cookie."""
         cookies = cookie_parser(
             ";".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie")
         )
@@ -160,7 +160,8 @@ class Application(Starlette):
     def _is_path_of(self, scope: Scope, paths: Collection[str]) -> bool:
         """Return whether the router passes a request to one of these paths.
 
-        A route of another path that matches earlier makes this False, also if it accepts only other methods.
+        If a route with another path matches first, return False, even if that route doesn't accept the request's
+        method.
         """
         for route in self.routes:
             match, _ = route.matches(scope)
@@ -186,7 +187,7 @@ class Application(Starlette):
         return self._feature_endpoint(scope, path)
 
     def _feature_endpoint(self, scope: Scope, path: str) -> ASGIApp | None:
-        """Return the feature's endpoint for a request, or None. Routes are cached."""
+        """Return the feature's endpoint for a request, or None if no feature has one. Routes are cached."""
         key = scope["method"], path
         if key not in self._routed:
             matches = (
@@ -207,7 +208,7 @@ class Application(Starlette):
 
 
 async def _unrouted_response(request: Request, error: Exception) -> Response:
-    """Return the response for an error of the router: mostly 404 or 405."""
+    """Return the response for an error that the router raised, usually 404 or 405."""
     status = getattr(error, "status_code", 404)
     headers = getattr(error, "headers", None)
     if status == 404:  # noqa: PLR2004 - an HTTP status

@@ -16,7 +16,7 @@ from toolpack_server.base.errors import HttpRefusedError, SettingsError
 from toolpack_server.base.settings import Settings
 
 OTHER_ORIGIN = "A web page of another origin may not use this server: call it from a program."
-NOBODY = "nobody"  # the owner with this name gets the sessions that were created without tokens
+NOBODY = "nobody"  # a token with this name gives access to the sessions that were created without tokens
 
 
 def is_loopback(host: str) -> bool:
@@ -32,7 +32,8 @@ def check_exposure(settings: Settings) -> None:
     """Check the tokens file, and that a server that other machines can reach has tokens or `--no-auth`.
 
     Raises:
-        SettingsError: The tokens file is invalid, or such a server has neither tokens nor `--no-auth`.
+        SettingsError: The tokens file is invalid, or a server that other machines can reach has neither tokens nor
+            `--no-auth`.
     """
     _names(settings)
     if is_loopback(settings.host) or settings.tokens or settings.tokens_file or settings.no_auth:
@@ -48,7 +49,7 @@ def new_token(name: str) -> tuple[str, str]:
     """Return a new token and its line for the tokens file, which contains only the hash.
 
     Raises:
-        SettingsError: The name is empty or not printable, or starts or ends with a space, or starts with #.
+        SettingsError: The name is empty or not printable, starts or ends with a space, or starts with #.
     """
     if not name or name.startswith("#") or name != name.strip() or not name.isprintable():
         raise SettingsError("A name is printable text that does not start with # or a space: choose another.")
@@ -57,7 +58,7 @@ def new_token(name: str) -> tuple[str, str]:
 
 
 def _owner(name: str) -> str:
-    """Return the owner with a name of the tokens file. Sessions without an owner have the owner ""."""
+    """Return the owner for a name in the settings. `NOBODY` stands for "", the owner of sessions without an owner."""
     return "" if name == NOBODY else name
 
 
@@ -92,14 +93,15 @@ class TokenGate:
     def __init__(self, settings: Settings) -> None:
         self._owners = {digest: _owner(name) for digest, name in _names(settings).items()}
         only_local, names = is_loopback(settings.host), frozenset(map(str.lower, settings.host_names))
-        # Cached, because nearly all requests have the same Host header.
+        # Cached, because nearly all requests contain the same Host header.
         self._names_this_server = lru_cache(maxsize=64)(lambda header: _is_named(header, names, only_local))
 
     def owner(self, headers: Mapping[bytes, bytes]) -> str:
-        """Return the owner whose token a request has, or "" on a server without tokens.
+        """Return the owner whose token a request contains, or "" on a server without tokens.
 
         Raises:
-            HttpRefusedError: The token is missing or unknown. Without tokens: `check_origin` refuses the request.
+            HttpRefusedError: The token is missing or unknown, or, on a server without tokens, `check_origin` refuses
+                the request.
         """
         if not self._owners:
             self.check_origin(headers)
@@ -107,7 +109,7 @@ class TokenGate:
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise HttpRefusedError(401, "A token is needed: send the header Authorization: Bearer <token>.")
-        # Compare with all hashes, also after a match, so that the duration reveals nothing about the tokens.
+        # Compare with all hashes, even after a match, so that the duration reveals nothing about the tokens.
         digest = _digest(token.strip())
         match = None
         for known_digest, owner in self._owners.items():
@@ -127,9 +129,10 @@ class TokenGate:
         return len({*self._owners.values()}) > 1
 
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
-        """On a server without tokens, refuse requests of other sites' web pages.
+        """On a server without tokens, refuse requests from web pages of other sites.
 
-        A foreign Host header shows DNS rebinding, and a foreign Origin header another site. Ports may differ.
+        A foreign Host header indicates DNS rebinding, and a foreign Origin header indicates another site. Ports can
+        differ.
         """
         self.check_host(headers)
         origin = headers.get(b"origin")

@@ -1,8 +1,8 @@
 """Checks of request headers, and the reader of bodies, which limits the bytes in memory.
 
 The bytes of a body count against the memory limit of requests (`rpc.in_flight`) from the time when they are announced
-or arrive, until the request is answered. A parsed body counts with the memory of its values. A request over a limit is
-refused, if possible before its body is read.
+or arrive, until the request is answered. After parsing, the memory of the parsed values counts instead. A request over
+a limit is refused, if possible before its body is read.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from toolpack_server.base.errors import HttpRefusedError
 from toolpack_server.rpc.in_flight import Reservation
 
 SECURITY_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-length", b"transfer-encoding")
-HEADERS = "toolpack_server.headers"  # key of a request's scope: its headers by name, the last one if a name repeats
-MAX_LENGTH_DIGITS = 20  # of Content-Length
+HEADERS = "toolpack_server.headers"  # key in a request's scope: its headers by name, the last value if a name repeats
+MAX_LENGTH_DIGITS = 20  # max digits of Content-Length
 NOT_READY = "The server is starting or stopping: send the request again in a moment."
 SMALL_BYTES = 1024  # a body up to this size counts only if it arrives in several pieces
 
 
 def check_headers(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Refuse a request with a duplicated security header, or with two headers for its length.
+    """Refuse a request that repeats a security header, or that contains two headers for its length.
 
-    A proxy in front of the server may have checked the other one.
+    A proxy in front of the server might have checked the other copy of the header.
     """
     if len(headers) < len(scope["headers"]):
         names = [name for name, _ in scope["headers"]]
@@ -58,8 +58,8 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, reservation: 
     """Return a request's body, and reserve memory for it while it arrives.
 
     Raises:
-        HttpRefusedError: The content type isn't JSON, or the body is too large. Or the client left, or the server
-            stops, before the body has arrived.
+        HttpRefusedError: The content type isn't JSON, the body is too large, or the client left or the server stops
+            before the whole body has arrived.
     """
     media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if media_type != b"application/json":

@@ -1,9 +1,9 @@
-"""Connection limits of a worker: which requests hold a connection, and which connection is evicted at the limit.
+"""Connection limits of a worker: they decide which connection is evicted when the limit is reached.
 
 A request holds its connection from the check of its token or key until it is answered. Each owner and each agent's
-address may hold a limited number of connections. When a new connection needs the space, the oldest connection that no
+address can hold a limited number of connections. When a new connection needs the space, the oldest connection that no
 request holds (silent, idle or without a valid token) is evicted. So unknown clients can't keep out clients with a token
-or a key, or requests of `/healthz`.
+or a key, or requests to `/healthz`.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from toolpack_server.base.errors import HttpRefusedError
 from toolpack_server.base.settings import PREFIX, Settings
 from toolpack_server.rpc.caller import Caller
 
-RESERVE_SHARE = 10  # one in ten connections is reserved for owners that hold none, and for clients not yet known
+RESERVE_SHARE = 10  # one in ten connections is reserved for owners that hold none, and for unknown clients
 STATE = "connection"  # key of a request's connection in `scope["state"]`
 
 
@@ -27,10 +27,10 @@ class Connection(Protocol):
 
 
 class Connections:
-    """The open connections of a worker. If a server has `several` owners, each may hold at most half of them.
+    """The open connections of a worker. If a server has `several` owners, each can hold at most half of the maximum.
 
     Attributes:
-        closing: Whether each connection closes after its next answer.
+        closing: Whether each connection closes after its next response, because the server drains.
     """
 
     closing = False
@@ -40,19 +40,19 @@ class Connections:
         self._reserve = max(1, self._max // RESERVE_SHARE)
         self._max_of_owner = self._max // 2 if several else self._max
         self._max_of_address = settings.max_agent_requests
-        self._of_owner: dict[str, int] = {}  # number of held connections
+        self._of_owner: dict[str, int] = {}  # number of held connections by owner
         self._of_address: Counter[str] = Counter()
         self._held: set[Connection] = set()
-        # Connections that no request holds, the oldest first: those that never had a valid request, and those that had.
+        # Connections that no request holds, the oldest first. The new ones haven't sent a valid request yet.
         self._new: dict[Connection, None] = {}
         self._idle: dict[Connection, None] = {}
 
     def opened(self, connection: Connection) -> None:
-        """Add a connection. At the limit, evict another one, or this one if all others are held."""
+        """Add a connection. At the limit, evict another connection, or this connection if all others are held."""
         self._new[connection] = None
         if len(self._held) + len(self._new) + len(self._idle) <= self._max:
             return
-        # A new connection needs a moment to send its request. So idle ones are evicted first, unless many are new.
+        # A new connection needs a moment to send its request, so evict idle connections first, unless many are new.
         candidates = self._new if len(self._new) > self._reserve or not self._idle else self._idle
         oldest = next(iter(candidates))
         del candidates[oldest]
@@ -93,7 +93,7 @@ class Connections:
                 self._held.add(connection)
 
     def release(self, scope: Scope, caller: Caller) -> None:
-        """Mark a request's connection as idle. It may be closed already."""
+        """Mark a request's connection as idle. The connection might be closed already."""
         _decrement(self._of_owner, caller.owner)
         if caller.session_id is not None:
             _decrement(self._of_address, _address(caller))

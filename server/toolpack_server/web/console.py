@@ -6,7 +6,7 @@ functions run (`server.json`). All files are read or generated at the start and 
 request reads from the disk.
 
 The page refers to its scripts and styles below a virtual folder named after the digest of all files. A changed file
-changes the folder, so browsers may cache these files forever and don't request fifty modules at each page load. Files
+changes the folder, so browsers can cache these files forever and don't request fifty modules at each page load. Files
 are compressed if the browser accepts it. They contain no secrets, so their compressed length reveals none.
 """
 
@@ -40,17 +40,17 @@ MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 VIEW_SUFFIXES = {".css", ".js", ".svg"}
-OWN_VIEWS = {"compare", "new", "sessions", "toolpacks"}  # the same as in `main.js`
+OWN_VIEWS = {"compare", "new", "sessions", "toolpacks"}  # `main.js` contains the same value
 HEADERS = {
-    # Only the files of the console run, and they connect to this server only.
+    # The browser runs only the console's files, and these can connect only to this server.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-REVALIDATED = "no-cache"  # revalidated by ETag, so that an update of the server is visible at once
+REVALIDATED = "no-cache"  # the browser revalidates by ETag, so that an update of the server is visible at once
 IMMUTABLE = "max-age=31536000, immutable"  # for files below the folder of the digest
-NO_WEIGHT = re.compile(r"q=0(\.0*)?")  # of a coding that the browser doesn't accept
+NO_WEIGHT = re.compile(r"q=0(\.0*)?")  # weight of a coding that the browser refuses
 DIGEST_FOLDER = re.compile(r"^[0-9a-f]{24}/")
 REFERENCE = re.compile(rb' (src|href)="(?=[\w.]+")')  # in the page, before the name of a file
 

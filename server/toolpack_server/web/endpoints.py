@@ -1,7 +1,7 @@
 """JSON-RPC endpoints, as plain ASGI callables: creating a `Request` object would take as long as a call.
 
-Cheap checks come first. Headers, and the token or key, are checked before the body is read, and the body's size before
-it is parsed.
+Cheap checks come first. Headers, and the token or key, are checked before the body is read. The body's size is checked
+before the body is parsed.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ CUT_OFF = (
     "call_id."
 )
 
-CLIENT_ENDED = "toolpack_server.client_ended"  # key of a request's scope, set if the client has closed its side
+CLIENT_ENDED = "toolpack_server.client_ended"  # key in a request's scope, set if the client has closed its side
 
 
 async def client_left(scope: Scope, receive: Receive) -> None:
     """Wait until a client has closed the connection or its side of it. The request's body must have been read.
 
-    The server can't distinguish the two before it sends something.
+    The server can't distinguish these two cases before it sends something.
     """
     while not scope.get(CLIENT_ENDED) and (await receive())["type"] != "http.disconnect":
         pass
@@ -50,7 +50,7 @@ class Gateway:
     Attributes:
         ready: Whether requests are answered. False while the application starts and stops.
         leaving: Whether the server will stop soon: `/readyz` then answers 503, but requests are still answered.
-        answering: The number of requests that are being answered, without refused ones.
+        answering: The number of requests that are being answered. Refused requests don't count.
     """
 
     def __init__(self, service: Service) -> None:
@@ -77,7 +77,7 @@ class Gateway:
                 counting.cancel()
 
     async def _warn_of_unowned_sessions(self) -> None:
-        """Warn about sessions that no owner can use, because they were created before the server had tokens."""
+        """Log a warning about sessions that no owner can use because they were created without a token."""
         if not self.gate.hides_unowned_sessions():
             return
         with contextlib.suppress(RequestError, InternalError):
@@ -99,7 +99,7 @@ class Admission(Reservation):
     """Context manager of one request whose caller is known: `with gateway.admitted(scope, caller)`.
 
     In the block, the request holds its connection, and its bytes are counted. After its body is read, `begin_answer`
-    counts it among the requests that are being answered. Each call enters an `Admission`, so it is a class: a generator
+    counts it among the requests that are being answered. This is a class because each call enters it, and a generator
     would be slower.
 
     Raises:
@@ -120,7 +120,7 @@ class Admission(Reservation):
     def begin_answer(self) -> None:
         """Count the request among those that are being answered, until the block ends.
 
-        Call this after reading the body, because a client that still sends may not read a refusal.
+        Call this after reading the body, because a client that is still sending might not read a refusal.
 
         Raises:
             HttpRefusedError: The application is starting or stopping.
@@ -138,10 +138,10 @@ class Admission(Reservation):
 
 
 class Endpoint(Protocol):
-    """An endpoint of a path. Its constructor takes the `Gateway`.
+    """An endpoint of a path. Its constructor accepts the `Gateway`.
 
     Attributes:
-        verbs: The HTTP methods that it accepts. None means all.
+        verbs: The HTTP methods that the endpoint accepts. None means all methods.
     """
 
     verbs: Sequence[str] | None
@@ -152,7 +152,7 @@ class Endpoint(Protocol):
 class RpcEndpoint:
     """`POST /rpc`: all methods, for callers with a token."""
 
-    body_limit = "max_body_bytes"  # the setting with the max size of its bodies
+    body_limit = "max_body_bytes"  # name of the setting that limits the size of its bodies
     verbs: Sequence[str] | None = ("POST",)
 
     def __init__(self, gateway: Gateway) -> None:

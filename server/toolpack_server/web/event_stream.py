@@ -1,7 +1,7 @@
-"""Server-sent events: responses with signs of life, for requests that may take long.
+"""Server-sent events: responses with keep-alives (*signs of life*), for requests that might take long.
 
-A sign of life is a comment or an event that is sent every few seconds until the answer is ready. It keeps clients and
-proxies from closing the connection, and shows the server that a client has left.
+A sign of life is a comment or an event that the server sends every few seconds until the answer is ready. It keeps
+clients and proxies from closing the connection. If sending fails, the server knows that the client has left.
 
 An `EventStream` begins only if the answer takes long, so a quick answer costs only a timer. A `stream_response` begins
 at once. Each event waits until the client has read enough of the previous ones.
@@ -17,14 +17,14 @@ from toolpack_server.web.refusals import send_body
 
 LINE_BREAKS = "\x85\u2028\u2029"  # the line breaks that JSON allows unescaped in a string
 SIGN_OF_LIFE = b": still running\n\n"
-SIGN_SECONDS = 2.0  # before the first sign of life and between two
+SIGN_SECONDS = 2.0  # delay before the first sign of life and between two signs
 
 MESSAGE = "message"  # name of the event with the answer
 
 _HEADERS = {
     "content-type": "text/event-stream",
     "cache-control": "no-store",
-    "x-accel-buffering": "no",  # else nginx would buffer signs of life
+    "x-accel-buffering": "no",  # otherwise nginx would buffer signs of life
 }
 
 
@@ -44,7 +44,7 @@ def stream_response(events: AsyncIterator[bytes]) -> Response:
 
 
 async def signs_of_life(work: asyncio.Future[object], seconds: float) -> AsyncIterator[bytes]:
-    """Yield a sign of life every so many seconds until the work has ended."""
+    """Yield a sign of life every `seconds` seconds until the work has ended."""
     while not (await asyncio.wait({work}, timeout=seconds))[0]:
         yield SIGN_OF_LIFE
 
@@ -53,9 +53,9 @@ class EventStream:
     """Response to one request. It becomes an event stream if the answer takes longer than `SIGN_SECONDS`.
 
     Args:
-        headers: Further headers of the response, besides those of an event stream.
-        sign: Returns a sign of life, given the seconds since the request arrived.
-        on_left: Called if the client closes the connection before the answer.
+        headers: Further headers of the response, besides the usual headers of an event stream.
+        sign: Function that returns a sign of life for the seconds since the request arrived.
+        on_left: Called if the client closes the connection before the answer is ready.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class EventStream:
         self._timer = self._loop.call_later(SIGN_SECONDS, self._begin)
 
     async def end(self, answer: bytes) -> bool:
-        """End the stream with the answer. Return False if it hasn't begun: the caller then sends a usual response."""
+        """End the stream with the answer. If it hasn't begun, return False: the caller must send a plain response."""
         self._timer.cancel()
-        self._on_left = None  # a client that leaves from now on no longer interrupts the work
+        self._on_left = None  # from now on, a client that leaves no longer interrupts the work
         if self._signs is None or self._answered is None:
             return False
         self._answered.set()
@@ -107,7 +107,7 @@ class EventStream:
                 end.cancel()
 
     async def _watch(self) -> None:
-        """Wait until the connection is lost. The server notices this at the latest when it sends a sign of life."""
+        """Wait until the connection is lost. The server notices a loss no later than at the next sign of life."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.client_left = True

@@ -1,7 +1,7 @@
 """Base classes for the HTTP and WebSocket endpoints of features.
 
-They check the token, sizes, connection limits and readiness as for `/rpc`, before the feature gets the request. A
-feature answers the request, and defines the form of a refusal in its protocol.
+Before the feature gets a request, these classes check its token, its sizes, the connection limits and the server's
+readiness, just as `/rpc` does. The feature answers the request, and defines the form of a refusal in its protocol.
 """
 
 import asyncio
@@ -86,13 +86,13 @@ class FeatureRequest:
     Attributes:
         method: The HTTP method.
         path: The values of the path's parameters.
-        query: The query's parameters. If a name repeats, the last value.
+        query: The query's parameters. If a name repeats, its last value counts.
         headers: The headers, by their names in lower case.
-        body: The body as it was sent. Empty if there is none.
-        caller: The caller, for `App.invoke`. Its owner is "" at an endpoint without token.
-        holds: Reports the size of a streamed answer in bytes, which count against the memory limit until they are sent.
-            Call it only for a streamed answer: other answers and WebSocket messages are counted without it.
-        reserve: Reserves memory for the body with the values parsed from it, or refuses the request.
+        body: The body as it was sent, empty if the request has none.
+        caller: The caller, for `App.invoke`. Its owner is "" at an endpoint that needs no token.
+        holds: Reports the size in bytes of a streamed response, which counts against the memory limit until it is sent.
+            Call it only for a streamed response, because other responses and WebSocket messages are counted without it.
+        reserve: Reserves memory for the body and the values parsed from it, or refuses the request.
     """
 
     method: str
@@ -143,8 +143,8 @@ class FeatureEndpoint:
     async def answer(self, request: FeatureRequest) -> Response:
         """Return the response to a request.
 
-        If the client of a streamed response leaves, the stream is closed after its next piece. To notice that earlier,
-        await `caller.left()`.
+        If the client of a streamed response leaves, the stream is closed after its next piece. To notice earlier that
+        the client left, await `caller.left()`.
 
         Raises:
             HttpRefusedError: The request is refused with this status and reason.
@@ -156,7 +156,8 @@ class FeatureEndpoint:
         """Parse the body, pass it to `read` and return the result. A large body is handled in a thread.
 
         Raises:
-            HttpRefusedError: `FeatureRequest.json` or `read` refused the body, or it would exceed the memory limit.
+            HttpRefusedError: `FeatureRequest.json` or `read` refused the body, or the body would exceed the memory
+                limit.
             RequestError: All threads are busy.
         """
         body = request.body
@@ -169,7 +170,7 @@ class FeatureEndpoint:
             try:
                 request.reserve(parsed_bytes(body))
                 return read(request.json())
-            except HttpRefusedError as error:  # returned, because `compute` knows only the errors of methods
+            except HttpRefusedError as error:  # returned, because `compute` passes on only the errors of methods
                 return error
 
         result = await self.app.sessions.compute(work, request.caller.owner, "parse")
@@ -178,11 +179,11 @@ class FeatureEndpoint:
         return result
 
     def credentials(self, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
-        """Return the headers with the token as a bearer token. Override it for another form of the token."""
+        """Return headers that contain the token as a bearer token. Override this if clients send it in another form."""
         return headers
 
     def is_ready(self) -> bool:
-        """Return whether requests are answered: the server is neither starting nor stopping."""
+        """Return whether requests are answered. They aren't while the server starts or stops."""
         return self._gateway.ready
 
     def refusal(self, status: int, message: str) -> Response:
@@ -278,8 +279,8 @@ class FeatureSocket(FeatureEndpoint):
     """A WebSocket endpoint of a feature. A subclass implements `on_message`.
 
     The handshake and each message are admitted like requests. A message holds the connection until it is answered.
-    Between messages the connection is idle: it may be evicted, or closed with the server. So a feature must keep no
-    state that is lost with the connection.
+    Between messages the connection is idle, so it can be evicted, or closed when the server stops. A feature must not
+    keep state that would be lost with the connection.
     """
 
     verbs: Sequence[str] | None = ("GET",)
@@ -297,11 +298,11 @@ class FeatureSocket(FeatureEndpoint):
 
         Args:
             message: The request of the handshake, with the message as its body.
-            memory: A dict for state between the messages of this WebSocket.
+            memory: A dict that the feature can use for state between the messages on this WebSocket.
 
         Raises:
             HttpRefusedError: The WebSocket is closed with this reason.
-            RequestError: A method refused the message. The WebSocket is closed, too.
+            RequestError: A method refused the message. The WebSocket is also closed.
         """
         raise NotImplementedError
 

@@ -30,10 +30,10 @@ from toolpack_server.web.refusals import refusal, refused
 from toolpack_server.web.transport import ResponseTransport
 
 MAX_HEADER_BYTES = 64 * 1024
-MAX_FRAMING_BYTES = 16 * 1024  # a body's framing may be larger than its content by this; one-byte chunks exceed it
-PIECE_BYTES = 16 * 1024  # parsed before the limits are checked again
-MIN_PIECE_BYTES = 256  # a piece is cut after an empty line beyond these; a body may have many empty lines
-MAX_UNPARSED_BYTES = 64 * 1024  # max that waits while a request is being answered; beyond it, the socket isn't read
+MAX_FRAMING_BYTES = 16 * 1024  # a body's framing can be larger than its content by this; one-byte chunks exceed it
+PIECE_BYTES = 16 * 1024  # max bytes parsed before the limits are checked again
+MIN_PIECE_BYTES = 256  # a piece is cut after the first empty line beyond these bytes, because a body can contain many
+MAX_UNPARSED_BYTES = 64 * 1024  # max bytes that wait while a request is answered; beyond it, the socket isn't read
 EMPTY_LINE = b"\r\n\r\n"
 CLOSE = (b"connection", b"close")
 
@@ -67,7 +67,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: Any) -> None:
         super().connection_made(ResponseTransport(transport, self._is_unread))
         self.app_state = {**self.app_state, STATE: self}
-        self._on_h11 = hasattr(self, "conn")  # else the parser is httptools
+        self._on_h11 = hasattr(self, "conn")  # otherwise the parser is httptools
         self._phase: str | None = None  # the part of a request that is arriving; see `_receiving`
         self._running_cycle: Any = None  # uvicorn's object for the request that is being answered
         self._counted: tuple[Any, str | None] = (None, None)  # the request and its part that `_count` counts
@@ -76,8 +76,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._timed_phase: str | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         self._unparsed = b""
-        self._reading_paused = False  # because too many bytes are unparsed
-        self._ended = False  # the client has closed its side
+        self._reading_paused = False  # True while too many bytes are unparsed
+        self._ended = False  # whether the client has closed its side
         self._reparsed_at: int | None = None  # end of the headers in a piece, if these were parsed again
         self.upgraded: UpgradedProtocol | None = None
         self._expect("headers")
@@ -104,7 +104,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return protocol
 
     def evict(self, reason: str) -> None:
-        """Close the connection at once, because a new one needs its space. A response that has begun is cut off."""
+        """Close the connection at once, because a new one needs its space. A response that is being sent is cut off."""
         if self.upgraded is not None:
             self.upgraded.evict(reason)
         elif self.transport.get_write_buffer_size() or (self._in_request() and self.cycle.response_started):
@@ -116,7 +116,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def cut_off(self) -> None:
         """Close the connection in the middle of a response that can't be completed."""
         for cycle in {self._running_cycle, self.cycle} - {None}:
-            cycle.disconnected = True  # else uvicorn would log that the application didn't complete the response
+            cycle.disconnected = True  # otherwise uvicorn would log that the application didn't complete the response
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -132,7 +132,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 phase = None
                 break
             piece = data[at : at + PIECE_BYTES]
-            # Each request contains an empty line, so a piece that is cut after one has at most one request's end.
+            # Each request contains an empty line, so a piece that is cut after an empty line ends at most one request.
             if piece.count(EMPTY_LINE) > 1 and (end := piece.find(EMPTY_LINE, MIN_PIECE_BYTES)) >= 0:
                 piece = piece[: end + len(EMPTY_LINE)]
             body_before = len(cycle.body) if cycle is not None else 0
@@ -161,7 +161,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
         Args:
             cycle: uvicorn's object for the last request before the piece.
-            body_before: The number of bytes of its body that had arrived before the piece.
+            body_before: The number of bytes of that request's body that had arrived before the piece.
         """
         if (self.cycle, phase) != self._counted:  # the request or its body began in this piece
             self._counted = self.cycle, phase
@@ -189,9 +189,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 self._expect_rest(self._receiving())
 
     def eof_received(self) -> bool | None:
-        """Keep the connection open for the response, if the client sent a complete request and closed its side.
+        """Keep the connection open for the response if the client closed its side after a complete request.
 
-        Returning None closes the connection.
+        Return True to keep it open, or None to close it.
         """
         further_requests = self._unparsed or (self._on_h11 and self.conn.trailing_data[0])
         if self._in_request() and (further_requests or self._receiving() is None):
@@ -200,7 +200,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 self.cycle.keep_alive = False
             for cycle in {self._running_cycle, self.cycle} - {None}:
                 cycle.scope[CLIENT_ENDED] = True
-                cycle.message_event.set()  # `receive` returns, so that a waiting endpoint can check the scope
+                cycle.message_event.set()  # makes `receive` return, so that a waiting endpoint can check the scope
             return True
         return None
 
@@ -208,7 +208,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.connection_table.closed(self)
         self._cancel()
         self.resume_writing()
-        # uvicorn marks only the last one of pipelined requests.
+        # uvicorn marks only the last of several pipelined requests.
         if self._running_cycle is not None:
             self._running_cycle.disconnected = True
         super().connection_lost(exc)
@@ -227,7 +227,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._refuse(400, f"{msg.rstrip('.')}: send HTTP/1.1.")
 
     def on_message_begin(self) -> None:
-        # httptools calls this and the next two methods. With h11, the parser has the state.
+        # httptools calls this and the next two methods. h11's parser keeps this state itself.
         self._phase = "headers"
         super().on_message_begin()
 
@@ -244,8 +244,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super()._start_asgi_task(cycle, app)
 
     def _should_upgrade(self) -> bool:
-        # httptools takes the body of a request with the header Upgrade for another protocol. uvicorn passes a request
-        # to `handle_websocket_upgrade` if this returns True. A handshake has no body and is handled like any request.
+        # If a request contains the header Upgrade, httptools treats its body as another protocol. If this returns True,
+        # uvicorn passes the request to `handle_websocket_upgrade`. A handshake has no body, so it is handled like any
+        # request.
         headers = dict(self.headers)
         return not self._on_h11 and b"upgrade" in headers and not is_handshake(self.scope["method"], headers)
 
@@ -257,16 +258,16 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         version = self.parser.get_http_version().encode()
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
         self.parser = type(self.parser)(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn does the same
         super().data_received(head)
 
     def _unsupported_upgrade_warning(self) -> None:
-        # Replaces uvicorn's warning about a missing WebSocket library. httptools parses nothing after this request.
+        # Override uvicorn's warning about a missing WebSocket library. httptools parses nothing after this request.
         if not self._on_h11 and self.cycle is not None:
             self.cycle.keep_alive = False
 
     def _receiving(self) -> str | None:
-        """Return the part of a request that is incomplete: "headers", "body", or None."""
+        """Return the part of the arriving request that is incomplete, "headers" or "body", or None if none is."""
         if not self._on_h11:
             return self._phase
         if self.conn.their_state is h11.SEND_BODY:
@@ -278,7 +279,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return self._receiving() == "body" and self._running_cycle in {None, self.cycle}
 
     def _must_wait(self, cycle: Any) -> bool:
-        """Return whether further bytes must wait: the last request is complete, or a previous one isn't answered."""
+        """Return whether further bytes must wait: the last request is complete, or an earlier one is unanswered."""
         return self._running_cycle not in {None, cycle} or self._receiving() is None
 
     def _in_request(self) -> bool:
@@ -298,7 +299,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._expect(phase)
 
     def _expect(self, phase: str) -> None:
-        """Start the time limit of a request's headers or body: headers have a third of the body's time."""
+        """Start the time limit for a request's headers or body. The limit for headers is a third of the body's."""
         self._cancel()
         limits = self.settings
         seconds = limits.receive_seconds / (3 if phase == "headers" else 1)
@@ -331,7 +332,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self.transport.is_closing():
             return
         if self._receiving() == "body" and self.cycle is not None and self.cycle.response_started:
-            self.transport.close()  # the response has begun, so no refusal can be sent
+            self.transport.close()  # part of the response was sent, so no refusal can be sent
             return
         if self._in_request():
             self.cycle.disconnected = True  # uvicorn must send no further response
@@ -382,7 +383,7 @@ class HttpServer(uvicorn.Server):
         self.config.encoded_headers = self.server_state.default_headers = [CLOSE]
         connections: set[Any] = self.server_state.connections
         for connection in [*connections]:
-            if connection.cycle is not None:  # it copied the default headers before
+            if connection.cycle is not None:  # it copied the default headers when the request arrived
                 connection.cycle.default_headers = [CLOSE]
             if connection.upgraded is not None:
                 connection.upgraded.drain()
@@ -407,7 +408,7 @@ class HttpServer(uvicorn.Server):
                 await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
 
     def cancel_requests(self) -> None:
-        """Cancel the requests that are still being answered. Each gets a response that says so."""
+        """Cancel the requests that are still being answered. Each gets a response that says that the server stopped."""
         for task in [*self.server_state.tasks]:
             task.cancel()
 
@@ -420,7 +421,7 @@ class HttpServer(uvicorn.Server):
         connections: set[Any] = self.server_state.connections
         for connection in [*connections]:
             connection.shutdown()
-            if connection.transport.lingers:  # its response is sent, and the loop ends before its timer
+            if connection.transport.lingers:  # its response has been sent, and the loop ends before its timer fires
                 connection.transport.abort()
         await self.lifespan.shutdown()
 

@@ -16,14 +16,14 @@ from toolpack_server.observability.log import event
 from toolpack_server.rpc.codes import ERROR_OF_SERVER
 
 NO_CONTENT = 204
-HINTS = {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}  # headers, by status
+HINTS = {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}  # additional headers, by status
 PIECE_BYTES = 2**20
 PATHS = {"/rpc", "/healthz", "/readyz", "/metrics", "/openrpc.json"}
-MAX_LINES = 100  # per second, so that a flood of requests doesn't fill the log
+MAX_LINES = 100  # max lines per second, so that a flood of requests doesn't fill the log
 
 
 JSON_HEADERS = ((b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff"))
-"""Headers of a response with a body: a browser must not take it for a page."""
+"""Headers of a response with a body. They keep a browser from displaying the body as a page."""
 
 
 def refusal(status: int, message: str) -> bytes:
@@ -33,7 +33,7 @@ def refusal(status: int, message: str) -> bytes:
 
 
 def refusal_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a refusal as a Starlette response. `headers` are added to the usual ones."""
+    """Return a refusal as a Starlette response, with `headers` after the usual headers."""
     hints = {name.decode(): value.decode() for name, value in HINTS.get(status, ())}
     all_headers = {"content-type": "application/json", **hints, **(headers or {})}
     return Response(refusal(status, message), status, all_headers)
@@ -46,7 +46,7 @@ async def send_response(
     request_id: bytes | None = None,
     extra: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Send a complete response, with the headers `extra` after the usual ones."""
+    """Send a complete response, with the headers `extra` after the usual headers."""
     headers = [(b"content-length", b"%d" % len(body))]
     if body:
         headers += JSON_HEADERS
@@ -81,7 +81,7 @@ class RefusalLog:
     """Log of refused requests, with at most `MAX_LINES` lines per second. Further lines are counted."""
 
     def __init__(self) -> None:
-        # The parts of agents' paths before the key. The log may show these and the paths in `PATHS`.
+        # The parts of agents' paths before the key. The log shows only these parts and the paths in `PATHS`.
         self.key_routes: Iterable[str] = ()
         self._second = 0
         self._lines = 0
@@ -103,7 +103,7 @@ class RefusalLog:
         event("refused", logging.WARNING, status=status, method=method, path=path, client=address, reason=reason)
 
     def _shown(self, path: str) -> str:
-        """Return the part of a path that may be logged: agents' paths and unknown ones may contain a key."""
+        """Return the part of a path that can be logged, because agents' paths and unknown paths might contain a key."""
         if path in PATHS:
             return path
         return next((f"{route}/…" for route in self.key_routes if path.startswith(f"{route}/")), "…")

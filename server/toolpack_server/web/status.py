@@ -1,6 +1,6 @@
 """Status endpoints: health, readiness, metrics and the OpenRPC document.
 
-They raise `HttpRefusedError`; the application turns it into a response.
+To refuse a request they raise `HttpRefusedError`, which the application turns into a response.
 """
 
 from starlette.requests import Request
@@ -20,7 +20,7 @@ def status_routes(gateway: Gateway) -> list[Route]:
     service = gateway.service
 
     def owner(request: Request) -> str:
-        """Return the owner of a request, which needs the same token as `/rpc`."""
+        """Return the owner of a request. The request needs the same token as a request to `/rpc`."""
         owner = gateway.gate.owner(dict(request.scope["headers"]))
         gateway.check_ready()
         return owner
@@ -37,7 +37,7 @@ def status_routes(gateway: Gateway) -> list[Route]:
         owner(request)
         try:
             sessions = await service.sessions.count()
-        except (InternalError, RequestError):  # operators need metrics most when the store can't be reached
+        except (InternalError, RequestError):  # operators need the other metrics most when the store can't be reached
             sessions = None
         text = exposition(service.metrics, sessions, calls=not gateway.gate.several)
         return _answer(text, "text/plain; version=0.0.4; charset=utf-8")

@@ -1,8 +1,8 @@
-"""WebSocket (RFC 6455) after its handshake: a connection with requests as messages.
+"""WebSocket (RFC 6455) after its handshake: a connection on which each message is a request.
 
-A message has the limits of a request. Its bytes are counted while they arrive, it has the time limit of a body, and at
-most `READ_AHEAD` bytes are parsed ahead. Frames are parsed a few at a time, and the number of frames without text is
-limited. Compression is never accepted, so no message is larger than the bytes that were sent.
+The limits for a request also apply to a message. Its bytes are counted while they arrive, its time limit is that of a
+body, and at most `READ_AHEAD` bytes are parsed ahead. Frames are parsed a few at a time, and the number of frames
+without text is limited. Compression is never accepted, so no message is larger than the bytes that were sent.
 
 The parser is `wsproto`, because it returns the pieces of a message as they arrive; `websockets` collects the whole
 message. `wsproto` also leaves the connection to this module, so the limits of HTTP connections apply.
@@ -24,11 +24,11 @@ from toolpack_server.rpc.in_flight import Reservation
 
 READ_AHEAD = 64 * 1024  # max bytes that are parsed and not yet read by the endpoint
 PIECE_COST = 128  # bytes of memory per piece, in addition to its text
-MAX_FRAMING_BYTES = 2**21  # a message's pieces may cost this in addition to its max size
+MAX_FRAMING_BYTES = 2**21  # max memory of a message's pieces, in addition to its max size
 FRAMES_PER_TURN = 32  # max frames parsed in one iteration of the event loop
-MAX_EMPTY_FRAMES = 1000  # max pings, pongs and frames without text; text and the server's own pings reset the count
-PING_SECONDS = 20.0  # interval of pings; a silent client that doesn't answer one by the next is gone
-MAX_REASON = 123  # bytes of a close frame's reason
+MAX_EMPTY_FRAMES = 1000  # max pings, pongs and empty frames; text and the server's own pings reset the count
+PING_SECONDS = 20.0  # interval of pings; a client that sends nothing until the next ping counts as gone
+MAX_REASON = 123  # max bytes of a close frame's reason
 VERSION = b"13"
 HANDSHAKE_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 
@@ -80,7 +80,7 @@ class WebSocket(asyncio.Protocol):
     """A WebSocket with text messages. Its endpoint reads and answers one message at a time.
 
     Attributes:
-        is_answering: Whether a message is being answered. A server that drains waits for the answer.
+        is_answering: Whether a message is being answered. A server that drains waits until the answer has been sent.
     """
 
     def __init__(self, connection: SwitchedConnection, transport: Any, body_seconds: float) -> None:
@@ -97,8 +97,8 @@ class WebSocket(asyncio.Protocol):
         self._writable.set()
         self._paused = self._is_draining = False
         self._next_turn: asyncio.Handle | None = None  # parses further bytes in the next loop iteration
-        self._empty_frames = 0  # since the last frame with text, or the last ping
-        self._has_ended = False  # no further message is accepted
+        self._empty_frames = 0  # number since the last frame with text, or the last ping
+        self._has_ended = False  # True if no further message is accepted
         self._was_active = True
         self.is_answering = False
         self._ping = self._loop.call_later(PING_SECONDS, self._keep_alive)
@@ -106,7 +106,7 @@ class WebSocket(asyncio.Protocol):
     # Called by its endpoint
 
     async def arrival(self) -> bool:
-        """Wait until a message begins to arrive. Return False if none will."""
+        """Wait until a message begins to arrive. Return False if no further message will arrive."""
         while not self._pieces and not self._has_ended:
             self._more.clear()
             await self._more.wait()
@@ -148,7 +148,7 @@ class WebSocket(asyncio.Protocol):
         """Send a message, and wait until the client has read enough of the previous ones."""
         if not self._has_ended:
             self._send(TextMessage(data=text))
-            await asyncio.sleep(0)  # other clients get a turn between messages that arrived together
+            await asyncio.sleep(0)  # let other clients have a turn between messages that arrived together
             await self._writable.wait()
 
     async def left(self) -> None:
@@ -197,7 +197,7 @@ class WebSocket(asyncio.Protocol):
                 self._parse()
 
     def _parse(self) -> None:
-        """Parse some of the received frames. The connection isn't read until later iterations have parsed all."""
+        """Parse some of the received frames. The connection is paused until later iterations have parsed the rest."""
         self._next_turn = None
         frames = self._frames.events()
         for _ in range(FRAMES_PER_TURN):
@@ -240,7 +240,7 @@ class WebSocket(asyncio.Protocol):
             self.close(NOT_TEXT, "Messages are text: send JSON.")
         elif isinstance(event, Ping):
             self._send(event.response())
-        elif isinstance(event, CloseConnection):  # sent by the client, or caused by an invalid frame
+        elif isinstance(event, CloseConnection):  # the client sent a close frame, or wsproto found an invalid frame
             self._client_left.set()
             self._end(event.code, event.reason or "")
             self._transport.last = True
@@ -250,7 +250,7 @@ class WebSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable.clear()
-        self._pause(True)  # because pings would be answered, too
+        self._pause(True)  # because wsproto would also answer pings
         self._connection.pause_writing()
 
     def resume_writing(self) -> None:

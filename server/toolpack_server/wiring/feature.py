@@ -37,47 +37,50 @@ class Feature:
         settings: Settings class. The variables begin with `TOOLPACK_` and the feature's name. `Settings.of` returns an
             instance.
         metrics: Metrics that `/metrics` shows.
-        services: Functions that create the feature's objects when the server starts. `App.feature` returns an object
+        services: Functions that create the feature's objects when the server starts. `App.feature` finds such an object
             by its class.
         methods: JSON-RPC methods.
         about: Sentence for the description in the OpenRPC document.
         parameters: Additional parameters, by the core method that they extend.
-        results: Additional members of results: a `TypedDict`, by the result type that it extends, such as `Session`.
-            A member of `Session` shows the value that a creation hook stored under the same name.
+        results: Additional fields of results: a `TypedDict`, by the result type that it extends, such as `Session`. A
+            field of `Session` shows the value that a creation hook stored under the same name.
         record_kinds: Kinds of records. A kind replaces another kind of the same name if it derives from its class.
         creation_hooks: Functions that create hooks for new sessions.
         operation_hooks: Functions that create hooks for operations on sessions.
         filters: Functions that create filters for lists of sessions.
         watchers: Classes that are notified of events in sessions, on the event loop. `App.feature` returns their
             instances, too.
-        named_addresses: Class that defines the addresses of sessions besides the agent's. Only one feature may have it.
-        address_hooks: Functions that create hooks for the addresses of sessions. A hook sets the functions, limit and
-            prompt of an address, and how functions appear there.
+        named_addresses: Class that defines the addresses of sessions besides the agent's. Only one feature can declare
+            it.
+        address_hooks: Functions that create hooks for the addresses of sessions. A hook sets an address's functions,
+            call limit and prompt, and how functions appear there.
         address_tools: Functions that create tools which an address offers besides functions, to agents that use MCP.
-        address_paths: Additional paths of an address, by the member of results that shows the path. `{key}` is replaced
+        address_paths: Additional paths of an address, by the field of results that shows the path. `{key}` is replaced
             by the key of the address.
-        tracer: Function that creates a call tracer, or returns None if tracing is off. Only one feature may have it.
+        tracer: Function that creates a call tracer, or returns None if tracing is off. Only one feature can declare it.
         routes: Additional HTTP endpoints: import paths of subclasses of `web.endpoints.Endpoint`, by path. A path that
-            ends with `/{key}` belongs to agents' addresses. Two features may have the same path with the same
-            endpoint.
+            ends with `/{key}` belongs to agents' addresses. Two features can declare the same path if they declare the
+            same endpoint.
         cookies: Names of cookies that the feature's clients send, each with allowed paths of other features. A request
-            with such a cookie reaches only these paths and the feature's own, because a model may have chosen its path.
+            with such a cookie reaches only these paths and the feature's own, because a model might have chosen the
+            request's path.
         views: Pages of the console, by the word after the `#` of their URL. The value is `package:path` of an ES module
             that exports `open(place, ids, query, signal)`. Scripts, styles and pictures in its folder are served under
             `/console/features/` and the feature's name.
         operations: Operations on toolpacks' code that the feature runs in the runner.
-        conditions: Execution policies that the feature applies to toolpacks' code.
-        checks: Functions that check the settings before the server starts. They raise `SettingsError`.
+        conditions: Execution policies that the feature applies to toolpacks' code, such as a pinned clock.
+        checks: Functions that check the settings before the server starts. For a wrong setting they raise
+            `SettingsError`.
         banner: Functions that return lines for the banner of `serve`. They get the server's URL, the settings and the
             inventory of toolpacks.
         before_serving: Functions that are called with the settings before the server's processes start.
         isolations: Alternatives to running toolpacks' code in threads: import paths of functions that start a `Runner`,
             by the value of `TOOLPACK_ISOLATION`. `service.create_runner` calls them.
-        volumes: Kinds of volumes: parts of an environment whose changes are stored instead of the whole.
-        stores: Additional stores: import paths of functions that open a store, by the scheme of its URL. They take the
-            URL and the keyword `exclusive`, as `wiring.stores.open_store` does.
-        around_stores: Functions that wrap the store. Each takes the store and the settings, and returns the store to
-            use instead, which may be the same.
+        volumes: Kinds of volumes: fields of an environment, such as databases, for which only changes are stored.
+        stores: Additional stores: import paths of functions that open a store, by the scheme of its URL. They accept
+            the URL and the keyword `exclusive`, just as `wiring.stores.open_store` does.
+        around_stores: Functions that wrap the store. Each accepts the store and the settings, and returns the store to
+            use instead, which can be the same store.
     """
 
     name: ClassVar[str]

@@ -26,7 +26,7 @@ def installed_features() -> dict[str, EntryPoint]:
     """Return the entry points of all installed features by name, sorted by name.
 
     Raises:
-        StartError: Two distributions have a feature of the same name, or no feature is installed.
+        StartError: Two distributions register features of the same name, or no feature is installed.
     """
     points: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
@@ -94,8 +94,8 @@ def _import(point: EntryPoint) -> type[Feature]:
 
 
 _MAPPINGS = ("routes", "cookies", "isolations", "stores", "views")
-_REPLACEABLE = {"record_kinds"}  # two features may add the same kind: see `service.all_record_kinds`
-_SINGLE = ("named_addresses", "tracer")  # only one feature may have these
+_REPLACEABLE = {"record_kinds"}  # two features can add the same kind: see `service.all_record_kinds`
+_SINGLE = ("named_addresses", "tracer")  # only one feature can declare these
 
 
 def in_order(features: Iterable[type[Feature]]) -> list[type[Feature]]:
@@ -172,7 +172,7 @@ def describe_features(features: Iterable[type[Feature]]) -> list[dict[str, Any]]
 
 
 def _additions(feature: type[Feature]) -> dict[str, list[str]]:
-    """Return the names of everything that a feature adds, by attribute."""
+    """Return the names of the things that a feature adds, by attribute of `Feature`."""
     return {
         "methods": [*dict.fromkeys(method.declared.name for method in feature.methods)],
         "parameters": [
@@ -205,7 +205,7 @@ def feature_variables(features: Iterable[type[Feature]] | None = None) -> dict[s
     """Return the environment variables of features, in the form of `Settings.described`.
 
     Args:
-        features: Default: the installed ones.
+        features: Features to describe. Default: the installed features.
     """
     kinds = [feature.settings for feature in (load_features() if features is None else features)]
     return {name: texts for kind in kinds if kind is not None for name, texts in kind.described().items()}

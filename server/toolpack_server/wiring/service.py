@@ -1,6 +1,6 @@
 """The whole server without HTTP: store, toolpacks, sessions, methods, metrics and call log.
 
-The application, the command line and the tests create a `Service`. Importing the module has no side effects.
+The application, the command line and the tests create a `Service`. Importing this module has no side effects.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ MEASURE_INTERVAL_SECONDS = 1.0
 
 
 def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
-    """Return the methods of the core and of features, with the parameters and result members that features add."""
+    """Return the methods of the core and of features, with the parameters and result fields that features add."""
     types = result_types(tuple(features))
     results: dict[type[Method], Any] = {GetTrace: list[all_record_kinds(features).shape]}  # type: ignore[misc] # computed
     return [
@@ -67,7 +67,7 @@ def all_methods(features: Sequence[type[Feature]]) -> list[type[Method]]:
 
 @cache
 def result_types(features: tuple[type[Feature], ...]) -> ExtendedTypes:
-    """Return the result types with the members that features add."""
+    """Return the result types with the fields that features add."""
     return ExtendedTypes(feature.results for feature in features)
 
 
@@ -161,12 +161,13 @@ def create_volumes(settings: Settings, features: Sequence[type[Feature]] | None 
 
 
 class Service:
-    """Server that takes JSON-RPC requests as bytes and returns bytes.
+    """Server that accepts JSON-RPC requests as bytes and returns the responses as bytes.
 
     Its constructor creates the arguments that are omitted, such as the store, from the settings.
 
     Args:
-        on_call: Called with each call and its outcome. The outcome then has the traceback if the function raised.
+        on_call: Called with each call and its outcome. With this argument, an outcome includes the traceback if the
+            function raised an exception.
         features: Features to load. Default: the installed features that the settings choose.
 
     Attributes:
@@ -253,7 +254,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the periodic work of a server. At the end wait for running calls, and close the store."""
+        """Run the periodic work of a server during a block. At the end, wait for running calls and close the store."""
         periodic = [asyncio.create_task(work) for work in (self.sessions.sweep(), self._measure(), self._tidy())]
         try:
             yield
@@ -272,7 +273,7 @@ class Service:
         return self.sessions.queues.threads.stuck_threads() > self.settings.max_stuck_threads
 
     def document(self) -> Fragment:
-        """Return the OpenRPC document. The first call creates it."""
+        """Return the OpenRPC document, which the first call creates."""
         if self._document is None:
             self._document = Fragment(dumps(openrpc(self.methods, self.features)))
         return self._document
@@ -306,12 +307,12 @@ class Service:
         """Delete the working copies of sessions that ended or left the cache, at intervals."""
         while True:
             if self.scratch.has_unreferenced:
-                with contextlib.suppress(InternalError, RequestError):  # the next round retries
+                with contextlib.suppress(InternalError, RequestError):  # the next iteration retries
                     await self.sessions.compute(self.scratch.tidy, "", "tidy")
             await asyncio.sleep(MEASURE_INTERVAL_SECONDS)
 
     async def _measure(self) -> None:
-        """Update the load metrics, and end unused executors, at intervals."""
+        """Update the load metrics, and terminate unused executors, at intervals."""
         while True:
             self.metrics.measured(*self.sessions.load(), *self.sessions.queues.threads.waiting_calls())
             self.runner.end_unused()

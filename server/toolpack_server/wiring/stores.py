@@ -45,8 +45,8 @@ def open_store(url: str, *, exclusive: bool = True, features: Iterable[type[Feat
 
     Args:
         url: `memory:`, `sqlite:///path`, or the URL of another feature's store, such as `redis://host`.
-        exclusive: No other process uses the store. An embedded store then locks its data and needs no leases.
-        features: Features whose stores may be used. Default: the installed ones.
+        exclusive: Whether no other process uses the store. An embedded store then locks its data and needs no leases.
+        features: Features whose stores can be used. Default: the installed features.
 
     Raises:
         SettingsError: The URL is wrong, or the store can't be opened.
