@@ -171,7 +171,7 @@ def test_a_session_takes_options_and_several_toolpacks():
         assert isinstance(session.environments["files"], foreign.FileSystem)
         with pytest.raises(ValueError, match="The session has 2 toolpacks"):
             _ = session.environment
-    with pytest.raises(ReplyError, match="options of toolpack 'bank' don't fit"):
+    with pytest.raises(ReplyError, match="options of toolpack 'bank' are invalid"):
         Session(bank, options={"bank": {"nope": 1}})
     with pytest.raises(TypeError, match=r"pass options=\{'bank': \{\.\.\.\}\}"):
         Session(bank, options={"balance": 5})

@@ -1,6 +1,7 @@
 """Names for authors of toolpacks and for programs that use a server.
 
-`__init__.pyi` lists the names. Each is imported when it is first used, so a client doesn't load the server.
+`__init__.pyi` lists the names. Each name is imported when it is first used, so a client program doesn't load the
+server.
 """
 
 import lazy_loader

@@ -1,6 +1,6 @@
 """Functions that an agent can call, and the runtime that calls them on an environment.
 
-Names and meanings are those of AgentDojo's `agentdojo.functions_runtime`. docs/write/agentdojo.md lists the deliberate
+Names and behaviour are those of AgentDojo's `agentdojo.functions_runtime`. docs/write/agentdojo.md lists the deliberate
 differences. This module works without the rest of the server, and knows neither sessions nor snapshots. It must not be
 moved or renamed, because stored snapshots name its classes.
 """
@@ -58,7 +58,7 @@ class Depends:
         env_dependency: The name of an attribute of the environment, or a callable that takes the environment.
     """
 
-    env_dependency: str | Callable[[Any], Any] = ""  # registration refuses a function with the default
+    env_dependency: str | Callable[[Any], Any] = ""  # registration refuses a function whose `Depends` has this default
 
     def extract_dep_from_env(self, env: BaseModel) -> Any:
         """Return the parameter's value from the environment."""
@@ -90,7 +90,7 @@ class Function(BaseModel):
     full_docstring: str
     return_type: Any | None
 
-    _fresh_defaults: dict[str, Any] = PrivateAttr(default_factory=dict)  # copied for each call; a call may change them
+    _fresh_defaults: dict[str, Any] = PrivateAttr(default_factory=dict)  # copied for each call, which can change them
     _unknown_keys: Literal["forbid"] | None = PrivateAttr(None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ class Function(BaseModel):
 
     @property
     def forbids_unknown_keys(self) -> bool:
-        """True if models and dataclasses among the arguments, at any depth, refuse unknown keys."""
+        """Whether models and dataclasses among the arguments, at any depth, refuse unknown keys."""
         return self._unknown_keys == "forbid"
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,8 +107,8 @@ class Function(BaseModel):
         Raises:
             ValidationError: An argument is missing, unknown or of the wrong type.
         """
-        # `__dict__` instead of attribute access: a parameter may have the name of a method of BaseModel.
-        private = self.__pydantic_private__ or {}  # access as a private attribute takes ten times as long
+        # `__dict__` instead of attribute access, because a parameter can have the name of a method of BaseModel.
+        private = self.__pydantic_private__ or {}  # faster than a private attribute by a factor of ten
         validate = self.parameters.__pydantic_validator__.validate_python
         bound = dict(validate(arguments, extra=private.get("_unknown_keys")).__dict__)
         if private.get("_fresh_defaults"):
@@ -202,11 +202,11 @@ class FunctionsRuntime:
         """Run the calls among the arguments, then the function, and return its result or raise its exception."""
         try:
             return run_steps(self.steps(env, name, kwargs))
-        except WrappedStopIteration as wrapped:  # raised by a function; a generator can't pass on StopIteration
+        except WrappedStopIteration as wrapped:  # a function raised StopIteration, which a generator can't pass on
             raise wrapped.error from None
 
     def steps(self, env: Any, name: str, kwargs: Mapping[str, Any], depth: int = 0) -> Steps[Any]:
-        """Do the same as `call`, as a generator: yield each coroutine of an async function, which the caller awaits."""
+        """Do the same as `call`, but yield the coroutine of each async function, so that the caller can await it."""
         function = self.functions.get(name)
         if function is None:
             raise not_found(name, self.functions)
@@ -215,8 +215,8 @@ class FunctionsRuntime:
             is_call = isinstance(value, FunctionCall)
             arguments[parameter] = (yield from self.nested_result(env, name, value, depth + 1)) if is_call else value
         try:
-            # AgentDojo's own function objects have no `bind`. Models are dumped to dicts as AgentDojo does; only NaN
-            # and infinity are refused in addition.
+            # AgentDojo's own function objects have no `bind`. Dump models to dicts just as AgentDojo does, but also
+            # refuse NaN and infinity.
             bind = getattr(function, "bind", None)
             bound = (
                 bind(arguments)
@@ -271,11 +271,11 @@ def error_text(error: BaseException) -> str:
 def error_message(error: BaseException) -> str:
     """Return the message of an exception, without pydantic's information lines."""
     if isinstance(error, ValidationError) and error.error_count() > MAX_LISTED_ERRORS:
-        # A small request can cause a million errors of some hundred characters each.
+        # A small request can cause a million errors of a few hundred characters each.
         return f"{error.error_count()} validation errors for {error.title}, too many to list"
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001 - an exception's own __str__ may be broken
+    except Exception:  # noqa: BLE001 - an exception's own __str__ might raise
         message = ""
     if isinstance(error, ValidationError):
         message = _INFORMATION_LINE.sub("", message)

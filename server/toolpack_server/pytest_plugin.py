@@ -1,7 +1,7 @@
 """Pytest plugin: the option `--pack-dir` and the fixture `toolpack_session`.
 
-Pytest loads this module in every project that has Toolpack Server installed. It therefore imports the server only when
-a test uses it.
+Pytest loads this module in every project in which Toolpack Server is installed. So it imports the server only when a
+test uses the fixture.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""Replacement of AgentDojo's `FunctionsRuntime` that runs the functions on a server.
+"""Replacement for AgentDojo's `FunctionsRuntime` that runs the functions on a server.
 
-AgentDojo's own code creates the local environment, passes it to every call, and evaluates it at the end. It runs
+AgentDojo's own code creates the local environment, passes it to every call, and evaluates it at the end. That code runs
 unchanged: `TaskSuite.run_task_with_pipeline(..., runtime_class=RemoteRuntime.bind(client, "agentdojo-workspace"))`.
 
 The local environment equals the session's before and after each call, in types, values, shared references, private
@@ -45,9 +45,9 @@ _MODEL_STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__
 class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships no types
     """Runs functions in its own session, which it creates at the first call.
 
-    Create a class with `bind`, and pass it to AgentDojo. The agent can call only the given `functions`, even if the
-    server has more. The environment object must not contain references to itself. `close` closes the session. Without
-    it, the session is closed when the next one is created or the client is closed.
+    Create a class with `bind`, and pass it to AgentDojo. The agent can call only the functions in `functions`, even if
+    the toolpack has more. The environment object must not contain references to itself. `close` closes the session. If
+    you don't call `close`, the session is closed when the next session is created or the client is closed.
     """
 
     client: ClassVar[Client]
@@ -84,7 +84,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
             raise TypeError("RemoteRuntime needs a server: create a class with RemoteRuntime.bind(client, toolpack).")
         super().__init__(functions)
         self.session_id: str | None = None
-        self._in_sync: bytes | None = None  # snapshot of the local environment when it last equalled the session's
+        self._in_sync: bytes | None = None  # snapshot of the local environment from when it last equalled the session's
 
     def run_function(
         self, env: Any, function: str, kwargs: Mapping[str, Any], raise_on_error: bool = False
@@ -123,14 +123,14 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         self.session_id = self._in_sync = None
 
     def _unavailable(self, function: str, kwargs: Mapping[str, Any]) -> str | None:
-        """Return the error if a function, or one of the nested calls, isn't among the agent's functions, else None."""
+        """Return the error if the function or a nested call isn't one of the agent's functions, otherwise None."""
         if function not in self.functions:
             return f"ToolNotFoundError: The requested function `{function}` is not available."
         inner = (self._unavailable(v.function, v.args) for v in kwargs.values() if isinstance(v, FunctionCall))
         return next((problem for problem in inner if problem), None)
 
     def _session(self, env: BaseModel | None) -> str:
-        """Return the session's id, after a check that its environment equals `env`. Create it at the first call."""
+        """Check that the session's environment equals `env`, and return its id. The first call creates the session."""
         if self.session_id is None:
             self.session_id = self.sessions.create(self)
         if env is not None:
@@ -141,10 +141,10 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         """Check that the local environment equals the session's.
 
         Raises:
-            EnvironmentDiffersError: They differ.
+            EnvironmentDiffersError: The two environments differ.
         """
         frozen = freeze(env, self._classes(env))
-        # Equal bytes mean equal environments, but equal environments may have different bytes: then compare objects.
+        # Equal bytes mean equal environments. But equal environments can have different bytes, so then compare objects.
         if frozen == self._in_sync:
             return
         first_difference = difference(self._exported(session_id, env), env)
@@ -156,7 +156,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         self._in_sync = frozen
 
     def _update(self, session_id: str, env: BaseModel) -> None:
-        """Copy the session's state into the local object, which must stay the same object: callers refer to it."""
+        """Copy the session's state into the local object. It must stay the same object, because callers refer to it."""
         exported = self._exported(session_id, env)
         for attribute in _MODEL_STATE:
             object.__setattr__(env, attribute, getattr(exported, attribute))
@@ -181,7 +181,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         return _class_table(type(env), self.state_types)
 
     def _exception(self, function: str, kwargs: Mapping[str, Any], error: str) -> Exception:
-        """Return the exception for an error: of its original class if possible, else of a class of the same name."""
+        """Return the exception for an error, of its original class if possible, otherwise of a class with its name."""
         kind, _, message = error.partition(": ")
         if kind == ToolNotFoundError.__name__:
             return ToolNotFoundError(message)  # type: ignore[no-any-return]
@@ -203,7 +203,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
 
 
 def _possible_arguments(message: str) -> list[Any]:
-    """Return possible arguments of an exception: its message or, as for KeyError, the value whose repr this is."""
+    """Return possible arguments of an exception: the message, or the value whose repr the message is (KeyError)."""
     arguments: list[Any] = [message]
     with contextlib.suppress(ValueError, SyntaxError):
         arguments.append(ast.literal_eval(message))
@@ -225,8 +225,8 @@ def _class_table(environment: type[BaseModel], state_types: tuple[type, ...]) ->
 class _Sessions:
     """The sessions of one bound class. It closes the sessions whose runtime was deleted.
 
-    The garbage collector may delete a runtime in any thread and under any lock, so no request is sent at that moment.
-    The session is closed later: when the next one is created, the client is closed, or the process ends.
+    The garbage collector can delete a runtime in any thread and under any lock, so no request is sent at that moment.
+    The session is closed later: when the next session is created, the client is closed, or the process exits.
     """
 
     def __init__(self, client: Client, arguments: Mapping[str, Any]) -> None:
@@ -256,7 +256,7 @@ class _Sessions:
             except ReplyError:
                 pass  # it has expired
             except (NoReplyError, RuntimeError):
-                return False  # the server or the client is gone: the session will expire
+                return False  # the server or the client is gone, so the session will expire
         return True
 
     def close_all(self) -> None:

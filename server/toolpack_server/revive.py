@@ -1,8 +1,8 @@
 """Conversion of a result's JSON back to the object that the function returned, by its return annotation.
 
-This reverses `jsonio.view`: the object has exactly the given JSON. On the server, assignments and appends don't run a
-class's validators, so an object there may have values that its validators would refuse or change. Here it is then
-created without validators, too.
+This reverses `jsonio.view`: the object's JSON is exactly the given JSON. On the server, assignments and appends don't
+run a class's validators, so an object there can contain values that its validators would refuse or change. Such an
+object is also created without validators here.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from toolpack_server.jsonio.view import to_json
 
 
 def revive(value: Any, annotation: Any) -> Any:
-    """Return the JSON value as an object of the annotated type, or unchanged if that isn't possible exactly."""
+    """Return the JSON value as an object of the annotated type, or unchanged if no object has exactly this JSON."""
     for candidate in _candidates(value, annotation):
         if _is_exact(candidate, value):
             return candidate
@@ -25,8 +25,8 @@ def revive(value: Any, annotation: Any) -> Any:
 
 
 def _candidates(value: Any, annotation: Any) -> Iterator[Any]:
-    """Yield the value as the annotation's validators convert it, then as converted piece by piece without them."""
-    with contextlib.suppress(Exception):  # validators and odd annotations may raise anything
+    """Yield the value as the annotation's validators convert it, then as it is converted without validators."""
+    with contextlib.suppress(Exception):  # validators and odd annotations can raise any exception
         yield TypeAdapter(annotation).validate_json(dumps(value))
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
@@ -54,8 +54,8 @@ def _construct(model: type[BaseModel], value: dict[str, Any]) -> BaseModel:
 
 
 def _is_exact(candidate: Any, value: Any) -> bool:
-    """Return whether an object has this JSON."""
+    """Return whether the JSON form of an object is exactly this value."""
     try:
         return dumps(loads(to_json(candidate)), sort_keys=True) == dumps(value, sort_keys=True)
-    except Exception:  # noqa: BLE001 - the candidate may have no JSON form
+    except Exception:  # noqa: BLE001 - the candidate might have no JSON form
         return False

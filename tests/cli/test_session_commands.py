@@ -67,7 +67,7 @@ def test_call_stops_at_the_first_failed_step():
         (["add", "amount=1", "--", "--", "total"], "A function must follow each --"),
         (["--option", "gold=7", "total"], "'gold=7' is not of the form toolpack.name=value."),
         (["--option", "vault.gold", "total"], "'vault.gold' is not of the form name=value."),
-        (["--option", "vault.silver=7", "take_gold"], "The options of toolpack 'vault' don't fit"),
+        (["--option", "vault.silver=7", "take_gold"], "The options of toolpack 'vault' are invalid"),
         (["--option", "cellar.wine=7", "total"], "There is no toolpack 'cellar'"),
         (["--url", "http://x", "--session", "s", "--option", "a.b=1", "f"], "--option needs a new session"),
         (["total", "--", "total", "amount"], "'amount' is not of the form name=value."),

@@ -51,7 +51,7 @@ def test_get_rpc_redirects_browsers_and_rejects_programs(served):
     for headers in ({}, {"Accept": "application/json"}):
         reply = served.http.get("/rpc", headers=headers)
         assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
-        assert reply.json()["error"]["message"] == "This path doesn't take GET: use POST."
+        assert reply.json()["error"]["message"] == "This path doesn't accept GET: use POST."
 
 
 @pytest.mark.parametrize("name", ["", *FILES])

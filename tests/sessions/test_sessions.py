@@ -103,7 +103,7 @@ def test_options_reach_the_factory_validated(stored_bench):
         ({"vault": {"secret": "x"}}, "secret"),
         ({"vault": {"silver": 1}}, "silver"),
         ({"vault": {"gold": -1}}, "there is no less than nothing"),
-        ({"ledger": {"a": 1}}, "takes no options"),
+        ({"ledger": {"a": 1}}, "accepts no options"),
     ],
 )
 @serving.in_both
@@ -120,7 +120,7 @@ def test_an_environment_is_built_through_its_validators(stored_bench):
     assert stored_bench.result(session_id, "add", amount=1) == 2**70 + 2
     assert refused(-32602, stored_bench.create, "ledger", environment={"ledger": {"ledger": 1}}).data["detail"]
     refusal = refused(-32602, stored_bench.create, "ledger", environment={"ledger": None})
-    assert refusal.data["detail"] == "The environment of toolpack 'ledger' doesn't fit: Input should be an object."
+    assert refusal.data["detail"] == "The environment of toolpack 'ledger' is invalid: Input should be an object."
     stored_bench.rpc("reset_session", session_id=session_id)
     assert stored_bench.result(session_id, "total") == 2**70 + 1
 

@@ -101,7 +101,7 @@ def test_other_paths_are_404_and_other_methods_405(server, method, path, status)
     message = refusal(response, status)
     assert ("allow" in response.headers) is (status == 405)
     if status == 405:
-        assert message == f"This path doesn't take {method}: use {response.headers['allow']}."
+        assert message == f"This path doesn't accept {method}: use {response.headers['allow']}."
     else:
         assert "POST" in message
 

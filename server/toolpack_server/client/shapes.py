@@ -50,12 +50,12 @@ def _any_of(kinds: list[Fits]) -> Fits:
 
 def _object(kind: Any) -> Fits:
     """Return a function that checks whether a JSON value has the form of a `TypedDict`."""
-    members = [(name, fits(each), name in kind.__required_keys__) for name, each in get_type_hints(kind).items()]
+    fields = [(name, fits(each), name in kind.__required_keys__) for name, each in get_type_hints(kind).items()]
 
-    def has_members(value: Any) -> bool:
+    def has_fields(value: Any) -> bool:
         if not isinstance(value, dict):
             return False
-        for name, is_valid, required in members:
+        for name, is_valid, required in fields:
             if name in value:
                 if not is_valid(value[name]):
                     return False
@@ -63,4 +63,4 @@ def _object(kind: Any) -> Fits:
                 return False
         return True
 
-    return has_members
+    return has_fields

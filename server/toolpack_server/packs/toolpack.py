@@ -168,7 +168,7 @@ class Toolpack:
         """
         if self._options is None:
             if options:
-                raise InvalidParamsError(f"Toolpack {self.name!r} takes no options: omit them.")
+                raise InvalidParamsError(f"Toolpack {self.name!r} accepts no options: omit them.")
             arguments = {}
         else:
             try:
@@ -177,7 +177,7 @@ class Toolpack:
                 nested = self.name in options and self.name not in self._options.parameters.model_fields
                 hint = " Don't nest them under the toolpack's name." if nested else ""
                 raise InvalidParamsError(
-                    f"The options of toolpack {self.name!r} don't fit: {problems(error)}.{hint}"
+                    f"The options of toolpack {self.name!r} are invalid: {problems(error)}.{hint}"
                 ) from error
         source = " from these options" if self._options else ""
         try:
@@ -206,7 +206,7 @@ class Toolpack:
             return self._parsed(environment)
         except ValidationError as error:
             raise InvalidParamsError(
-                f"The environment of toolpack {self.name!r} doesn't fit: {problems(error)}."
+                f"The environment of toolpack {self.name!r} is invalid: {problems(error)}."
             ) from error
         except (Exception, SystemExit) as error:
             raise InvalidParamsError(

@@ -25,8 +25,8 @@ class ExtendedTypes:
     def __init__(self, additions: Iterable[Mapping[type, type]]) -> None:
         self._additions: defaultdict[type, list[type]] = defaultdict(list)
         for addition in additions:
-            for kind, members in addition.items():
-                self._additions[kind].append(members)
+            for kind, fields in addition.items():
+                self._additions[kind].append(fields)
         self._extended_types: dict[type, type] = {}
 
     def of(self, kind: Any) -> Any:
@@ -51,14 +51,14 @@ class ExtendedTypes:
         """Return a `TypedDict` with the fields of the type and its additions, or the type itself without additions."""
         # A base of the type can also have additions.
         bases = [base for base in self._additions if base is kind or base in _bases(kind)]
-        additions = [members for base in bases for members in self._additions[base]]
+        additions = [fields for base in bases for fields in self._additions[base]]
         own = get_type_hints(kind, include_extras=True)
-        members = {name: self.of(each) for name, each in own.items()}
+        fields = {name: self.of(each) for name, each in own.items()}
         for each in additions:
-            members |= {name: self.of(member) for name, member in get_type_hints(each, include_extras=True).items()}
-        if members == own:
+            fields |= {name: self.of(field) for name, field in get_type_hints(each, include_extras=True).items()}
+        if fields == own:
             return kind
-        extended: Any = TypedDict(kind.__name__, members)  # type: ignore[misc] # built at run time
+        extended: Any = TypedDict(kind.__name__, fields)  # type: ignore[misc] # built at run time
         extended.__doc__ = " ".join(cleandoc(each.__doc__ or "") for each in (kind, *additions))
         extended.__module__ = kind.__module__
         return extended

@@ -1,4 +1,5 @@
 """The simulated user: a program that plays a participant of many sessions, with a model or a script.
 
-The program reads everything from the sessions' records and stores nothing. No part of the server imports it.
+The program reads its state from the sessions' records and stores nothing, so it can be restarted at any time. No part
+of the server imports it.
 """

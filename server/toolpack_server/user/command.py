@@ -16,7 +16,7 @@ from toolpack_server.cli.options import server_options
 from toolpack_server.cli.session_commands import label
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # texts that end the participant's part, as in tau2
+STOPS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")  # texts that end the part, from tau2
 _INTERRUPTED = 130
 
 
@@ -64,7 +64,7 @@ def user(
     """Play a participant of a run's sessions with a model, such as the simulated user."""
     run_labels = dict(map(label, labels))
     try:
-        from toolpack_server.user.run import Run, installed_kinds  # noqa: PLC0415 - an extra, and slow to import
+        from toolpack_server.user.run import Run, installed_kinds  # noqa: PLC0415 - in an extra, and slow to import
     except ImportError as error:
         raise click.ClickException(str(error)) from None
     from toolpack_server.user.model import ChatModel, Script  # noqa: PLC0415 - as above

@@ -17,12 +17,12 @@ from toolpack_server.base.errors import ClientError
 from toolpack_server.client.exchange import backoff
 
 _FIRST_DELAY_SECONDS = 0.5
-_MAX_DELAY_SECONDS = 60.0  # also if the endpoint asks for a longer one
+_MAX_DELAY_SECONDS = 60.0  # max delay, even if the endpoint requests a longer one
 _USER_MISTAKES = (401, 403, 404)  # HTTP status of a wrong key or model name
-_RETRIED = (408, 409, 429)  # HTTP status of errors that may pass
+_RETRIED = (408, 409, 429)  # HTTP status of errors that can be temporary
 _SERVER_ERROR = 500
 _RATE_LIMIT = 429
-_MAX_SHOWN = 300  # characters of an endpoint's error message
+_MAX_SHOWN = 300  # max characters of an endpoint's error message
 _MAX_ANSWER_BYTES = 2**22
 
 
@@ -34,10 +34,10 @@ class ModelCall(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A model's answer: a text or calls, or the problem that makes it unusable.
+    """A model's answer: a text or calls, or the problem that makes the answer unusable.
 
     Attributes:
-        metadata: The model's name and the tokens it used; empty for a script.
+        metadata: The model's name and the numbers of tokens, for the record of the turn. Empty for a script.
     """
 
     text: str = ""
@@ -47,10 +47,10 @@ class Answer(NamedTuple):
 
 
 class ModelError(ClientError):
-    """A model can't continue in a session.
+    """Raised if a model can't continue in a session.
 
     Attributes:
-        reason: A word for the reason, as in `fail_participant`.
+        reason: A word for the reason, which `fail_participant` records.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -59,14 +59,14 @@ class ModelError(ClientError):
 
 
 class UnreadAnswerError(Exception):
-    """An endpoint's answer was rejected before it was read completely."""
+    """Raised if an endpoint's answer is rejected before it was read completely."""
 
 
 async def limit_answer(response: Any) -> None:
     """Limit the number of bytes that are read from an httpx response.
 
     Raises:
-        UnreadAnswerError: The response is compressed; it could expand to any size.
+        UnreadAnswerError: The response is compressed, so it could expand to any size.
     """
     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise UnreadAnswerError("The answer is compressed, although the request didn't accept that.")
@@ -83,7 +83,7 @@ async def limit_answer(response: Any) -> None:
     async def close(_self: Any) -> None:
         await stream.aclose()
 
-    # A subclass of the stream's own class, because httpx checks the class, and openai may have a copy of httpx.
+    # A subclass of the stream's own class, because httpx checks the class, and openai might use a copy of httpx.
     limited = type("Limited", (type(stream),), {"__init__": object.__init__, "__aiter__": pieces, "aclose": close})
     response.stream = limited()
 
@@ -92,7 +92,7 @@ class Model(Protocol):
     """Decides what a participant does next."""
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any], turn: int) -> Answer:
-        """Return the next answer in a conversation. `turn` is the number of messages and calls of the participant.
+        """Return the next answer in a conversation. `turn` counts the participant's messages and calls so far.
 
         Raises:
             ModelError: The model can't continue in this session.
@@ -143,7 +143,7 @@ class ChatModel:
 
     Args:
         model: The model's name.
-        base_url: The endpoint's URL. None: that of the variable OPENAI_BASE_URL, or OpenAI's.
+        base_url: The endpoint's URL. None: the value of the variable OPENAI_BASE_URL, or OpenAI's endpoint.
         timeout_seconds: Time limit of an answer, in seconds.
         retries: Maximum number of retries of a request.
     """
@@ -172,7 +172,7 @@ class ChatModel:
             raise click.ClickException(
                 "Set OPENAI_API_KEY to the endpoint's key. If the endpoint needs no key, set it to any text."
             ) from None
-        except Exception as error:  # noqa: BLE001 - the URL's parser may raise anything
+        except Exception as error:  # noqa: BLE001 - the URL's parser can raise any exception
             raise click.ClickException(f"--base-url isn't a valid URL: {error}.") from None
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any], turn: int) -> Answer:
@@ -199,7 +199,7 @@ class ChatModel:
         await self._client.close()
 
     def _failure(self, error: Exception) -> tuple[ModelError, float]:
-        """Return the failure that an error means, and the delay in seconds that the endpoint asks for."""
+        """Return the failure that an error causes, and the delay in seconds that the endpoint requests."""
         if isinstance(error, TimeoutError | self._openai.APITimeoutError):
             return ModelError("timeout", f"The model didn't answer within {self._seconds:g} s."), 0
         status = getattr(error, "status_code", None)
@@ -258,15 +258,15 @@ def _object(text: str) -> dict[str, Any] | None:
     """Return a JSON object, or None if the text isn't one."""
     try:
         value = json.loads(text)
-        json.dumps(value)  # its limit of nesting is lower than that of `loads`
+        json.dumps(value)  # `dumps` allows less nesting than `loads`
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def _seconds(header: str | None) -> float:
-    """Return the seconds of a `Retry-After` header; 0 if it isn't a number, for example a date."""
+    """Return the seconds in a `Retry-After` header, or 0 if it isn't a number, for example a date."""
     try:
-        return min(max(0.0, float(header or 0)), _MAX_DELAY_SECONDS)  # in this order, NaN becomes 0
+        return min(max(0.0, float(header or 0)), _MAX_DELAY_SECONDS)  # with the arguments in this order, NaN becomes 0
     except ValueError:
         return 0.0

@@ -15,9 +15,9 @@ from toolpack_server.client.exchange import is_unusable
 from toolpack_server.user.model import Answer, Model, ModelError
 from toolpack_server.user.position import Position, View
 
-WAIT_SECONDS = 30.0  # maximum of `listen`
-PAUSE_SECONDS = 1.0  # after a `listen` that ended early, because the server stops or another program listens, too
-_PAGE = 1000  # records
+WAIT_SECONDS = 30.0  # the longest wait that `listen` accepts
+PAUSE_SECONDS = 1.0  # after a `listen` that ended early because the server stops or another program also listens
+_PAGE = 1000  # records in one page
 _NOT_FOUND, _INVALID_PARAMS, _CALL_ID_REUSED, _ANSWERED = -32001, -32602, -32009, -32014
 
 
@@ -25,7 +25,7 @@ class Player:
     """A participant in a session.
 
     Args:
-        client: The client of the server.
+        client: The client for the server.
         session: The session, as in a list of sessions.
         name: The participant.
         model: Decides what the participant does.
@@ -44,7 +44,7 @@ class Player:
         self._own: list[Any] = []  # all records of the session itself that were read
         self._last_done = -1  # `Position.done` before the previous action
         self._unrecorded = 0  # number of the latest actions in a row that left no record
-        self._envelope: Any = None  # of the last call
+        self._envelope: Any = None  # the outcome of the last call
 
     async def play(self) -> str:
         """Play until the participant's part is over. Return how it ended, as a word or phrase for the summary.
@@ -69,7 +69,7 @@ class Player:
     async def _read_position(self) -> Position:
         """Read the records that are new, and return the participant's position.
 
-        In a fork or after a reset the history isn't the session's own records, so it is read, too.
+        In a fork or after a reset, the history differs from the session's own records, so the history is also read.
         """
         self._own += await self._records(len(self._own) - 1, path=False)
         kinds = self._view.kinds
@@ -98,7 +98,7 @@ class Player:
             return
         self._unrecorded = self._unrecorded + 1 if position.done == self._last_done else 0
         self._last_done = position.done
-        if self._unrecorded >= self._view.limits.mistakes:  # such as calls that crash the worker
+        if self._unrecorded >= self._view.limits.mistakes:  # for example calls that crash the worker
             message = f"{self._unrecorded} actions in a row left no record. The last answer was: {self._envelope}"
             await self._fail(position, "unrecorded", message)
             return
@@ -132,12 +132,12 @@ class Player:
             await self._fail(position, "nonsense", f"{error.message}: {error.data.get('detail', '')}".rstrip(": "))
 
     async def _say(self, text: str, call_id: str) -> None:
-        """Send a message. If it ends the part and this participant may answer, submit it as the answer instead."""
+        """Send a message. If it ends the part and this participant can answer, submit it as the answer instead."""
         if self._view.stops(text):
             try:
                 await self._agent.submit_answer(text, call_id=call_id)
             except ReplyError as error:
-                if error.code != _INVALID_PARAMS:  # this code: only another participant may answer
+                if error.code != _INVALID_PARAMS:  # this code means that only another participant can answer
                     raise
             else:
                 return
@@ -149,7 +149,7 @@ class Player:
         try:
             reply = await self._agent.listen(after=position.heard, wait_seconds=WAIT_SECONDS)
         except ReplyError as error:
-            if error.code != _INVALID_PARAMS:  # this code: fewer messages exist, because the session was reset
+            if error.code != _INVALID_PARAMS:  # fewer messages exist, because the session was reset
                 raise
             return
         if not reply["messages"] and not reply["done"] and asyncio.get_running_loop().time() < start + WAIT_SECONDS:

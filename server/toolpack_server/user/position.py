@@ -1,7 +1,7 @@
 """Position of a participant in a session, computed from the records: messages, actions, used tokens, whose turn it is.
 
-The functions are pure: the same records give the same position, also after a restart, in a fork and in a replay. The
-model sees the messages that the participant's exported trajectory has.
+The functions are pure, so the same records result in the same position after a restart, in a fork and in a replay. The
+model sees the same messages that the participant's exported trajectory contains.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +17,9 @@ _WRONG_CALLS = ("arguments", "not_found")  # `failure` in records of calls
 class Limits(NamedTuple):
     """Limits of a participant in one session."""
 
-    turns: int  # messages and calls, or answers of the model if these are more
-    tokens: int | None  # read and written by the model, if the endpoint reports them
-    mistakes: int = 5  # of one kind in a row
+    turns: int  # max messages and calls, and max answers of the model
+    tokens: int | None  # max tokens that the model reads and writes, if the endpoint reports them
+    mistakes: int = 5  # max mistakes of one kind in a row
 
 
 class Position(NamedTuple):
@@ -33,8 +33,8 @@ class Position(NamedTuple):
         heard: Index of the last message from or to the participant, as `listen` counts.
         may_call: Whether the participant has calls left.
         is_next: Whether it is the participant's turn.
-        over: How the participant's part ended; "" while it continues.
-        limit: The reason and the explanation of a reached limit.
+        over: How the participant's part ended, or "" while it continues.
+        limit: The reason and the explanation of a limit that was reached, or None.
     """
 
     messages: Messages
@@ -55,7 +55,7 @@ class View(NamedTuple):
         kinds: The kinds of records.
         limits: The participant's limits.
         stops: Function that checks whether a text ends the participant's part.
-        first: Whether the participant begins an empty conversation.
+        first: Whether the participant speaks first in an empty conversation.
     """
 
     task: Mapping[str, Any]
@@ -107,10 +107,10 @@ class _Tally:
         self.name = name
         self.is_next = is_next
         self.over = ""
-        self.heard = self.said = self.called = 0  # numbers of messages to or from the participant, own ones, own calls
-        self.calls = 0  # number of own calls and of the calls nested in them
-        self.problems: list[str] = []  # of the model's answers since the participant's last action
-        self._answers = self._tokens = 0  # of the model
+        self.heard = self.said = self.called = 0  # numbers of messages to or from it, of sent messages, of calls
+        self.calls = 0  # number of calls, including nested calls
+        self.problems: list[str] = []  # problems in the model's answers since the participant's last action
+        self._answers = self._tokens = 0  # the model's answers and tokens
         self._wrong = 0  # number of the latest calls in a row with a wrong name or wrong arguments
 
     def add(self, record: Mapping[str, Any], kind: RecordKind, stops: Callable[[str], bool]) -> None:

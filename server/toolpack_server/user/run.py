@@ -17,7 +17,7 @@ from toolpack_server.user.position import ANSWERED, LEFT, View
 from toolpack_server.wiring.installed import load_features
 from toolpack_server.wiring.service import all_record_kinds
 
-POLL_SECONDS = 1.0  # between two searches for new sessions
+POLL_SECONDS = 1.0  # delay between two searches for new sessions
 _PAGE = 1000
 _CONSOLE = "console"  # label of forks that the console creates to show other sessions
 
@@ -31,12 +31,12 @@ class Run:
     """A participant in all sessions of a run.
 
     Args:
-        labels: The labels of the run's sessions.
+        labels: The labels that mark the run's sessions.
         name: The participant. Sessions without it are ignored.
         model: Decides what the participant does.
         view: The participant's view of a session.
-        sessions: Number of sessions to play. None: all sessions that appear before the last one has ended.
-        report: Called with a line about each participant that failed.
+        sessions: Number of sessions to play. None: the first, and all that appear before the last one ends.
+        report: Called with a line of text for each session in which the participant failed.
     """
 
     def __init__(

@@ -215,7 +215,7 @@ async def _unrouted_response(request: Request, error: Exception) -> Response:
         keys = " or ".join(f"{path}/<key>" for path in request.app.key_routes)
         remedy = f"There is nothing at this path: POST to /rpc, or to an agent's {keys}. {request.app.missing}".rstrip()
     elif status == 405:  # noqa: PLR2004
-        remedy = f"This path doesn't take {request.method}: use {(headers or {}).get('Allow', 'POST')}."
+        remedy = f"This path doesn't accept {request.method}: use {(headers or {}).get('Allow', 'POST')}."
     else:
         remedy = "This request is not supported here."
     refused.write(status, remedy, request.scope)

@@ -351,7 +351,7 @@ def test_factories_and_validators_run_in_executors(shared):
     crash = refused(-32002, shared.create, "rough", environment={"rough": {"trap": "exit"}})
     assert "exit status 7" in crash.message
     wrong = refused(-32602, shared.create, "rough", environment={"rough": {"pit": 1}})
-    assert wrong.data["detail"].startswith("The environment of toolpack 'rough' doesn't fit: pit: ")
+    assert wrong.data["detail"].startswith("The environment of toolpack 'rough' is invalid: pit: ")
 
 
 def test_factory_that_hangs_is_killed_at_the_deadline(tmp_path, monkeypatch):

@@ -1,1 +1,1 @@
-"""Further protocols for agents, besides JSON-RPC."""
+"""Protocols for agents besides JSON-RPC. Each subpackage is a feature with one protocol."""

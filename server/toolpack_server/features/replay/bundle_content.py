@@ -69,7 +69,7 @@ class BundleContent:
         """Check and add a line.
 
         Raises:
-            InvalidParamsError: The line doesn't fit the lines before it.
+            InvalidParamsError: The line contradicts the lines before it.
             StateDamagedError: A blob can't be decoded.
         """
         if line.blob is not None:

@@ -192,7 +192,7 @@ def unpack(
         chunk = b""  # the decompressor still holds the input that it hasn't used
         size += len(unpacked)
         if size > max_bytes:
-            raise TooLargeError(f"The bundle has more than {max_bytes} bytes when unpacked; this server takes no more.")
+            raise TooLargeError(f"The bundle has more than {max_bytes} bytes when unpacked, the limit here.")
         first, *rest = unpacked.split(b"\n")
         line += first
         for text in rest:

@@ -8,11 +8,11 @@ To test your store, import all names in a test file and define a fixture that op
     def new_store(tmp_path):
         return lambda: functools.partial(MyStore, tmp_path / secrets.token_hex())
 
-The fixture returns a function. Each of its calls creates a new empty store and returns an opener. Each call of the
-opener opens this store, the first time as well as after it was closed. Tests of leases are skipped for a store without
-`claim`.
+The fixture returns a function. Each call to this function creates a new empty store and returns an opener. Each call to
+the opener opens the store, the first time as well as after the store was closed. Tests of leases are skipped for a
+store without `claim`.
 
-The tests use no more than the methods of a store. They need pytest and hypothesis.
+The tests call only the methods of `SessionStore` and `SharedStore`. They need pytest and hypothesis.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Contract tests of creation and commits, and of deleted sessions that are kept for their forks."""
+"""Contract tests for creation and commits, and for deleted sessions that are kept for their forks."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Random operations on a store and on the memory store. All answers must be equal."""
+"""Random operations on a store and on the memory store, which is the reference. All results must be equal."""
 
 from dataclasses import replace
 from itertools import count
@@ -40,7 +40,7 @@ class Comparison(RuleBasedStateMachine):
             store.close()
 
     def both(self, ask):
-        """Call `ask` with each store, check that the answers or errors are equal, and return the first."""
+        """Call `ask` with each store, check that the results or errors are equal, and return the first result."""
         answers = []
         for store in self.stores:
             try:
@@ -51,7 +51,7 @@ class Comparison(RuleBasedStateMachine):
         return answers[0]
 
     def name(self):
-        """Return a name that no store has."""
+        """Return a name that hasn't been used in any store."""
         return f"n{next(self.names)}"
 
     def blob(self):
@@ -60,7 +60,7 @@ class Comparison(RuleBasedStateMachine):
         return self.blobs[-1]
 
     def head(self, sample):
-        """Return the head of a session, or an empty one if the memory store doesn't have it."""
+        """Return the head of a session, or an empty head if the memory store doesn't contain the session."""
         stored = self.stores[0].get(sample.id)
         return stored[1] if stored else Head(-1, 0, {}, 0)
 
@@ -144,7 +144,7 @@ class Comparison(RuleBasedStateMachine):
     @precondition(leased.fget)
     @rule(worker=st.sampled_from(["w1", "w2"]))
     def holder_ended(self, worker):
-        """End a worker and replace it by a new one: a worker that has ended never comes back."""
+        """End a worker and replace it by a new worker, because a worker that has ended never comes back."""
         ended, self.workers[worker] = self.workers[worker], f"{worker}-{self.name()}"
         self.both(lambda store: store.holder_ended(ended))
 
@@ -189,7 +189,7 @@ class Comparison(RuleBasedStateMachine):
 
 
 def compare(new_store, examples, steps):
-    """Apply random operations to stores and to the memory store, and compare the answers.
+    """Apply random operations to stores and to the memory store, and compare the results.
 
     Args:
         new_store: The fixture's function; each call returns the opener of a new empty store.

@@ -1,4 +1,4 @@
-"""Contract tests of records, versions, counted bytes and trimming."""
+"""Contract tests for records, versions, counted bytes and trimming."""
 
 from dataclasses import replace
 
@@ -185,7 +185,7 @@ class TestHistory:
         store.commit(
             [sized(0, "old", 10), sized(1, "big", 500), sized(2, "a", 60), sized(3, "b", 40), sized(4, "c", 1)]
         )
-        # The current version has the content of version 2, so its blob doesn't count for the history.
+        # The current version has the content of version 2, so the blob of version 2 doesn't count as history.
         store.commit([back])
         store.trim(one.id, 100, 101)
         assert store.parts_at(one.id, 2) == {"bank": "big", "mail": "m0"}

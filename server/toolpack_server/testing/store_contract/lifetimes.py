@@ -1,4 +1,4 @@
-"""Contract tests of expiry, lists, deletion and leases."""
+"""Contract tests for expiry, lists, deletion and leases."""
 
 import contextlib
 import threading
@@ -332,4 +332,4 @@ class TestLifetime:
         store.close()
         store.close()
         with contextlib.closing(opener()) as again:
-            assert again.get(sample.id) in (None, before)  # a store may lose its data when it is closed
+            assert again.get(sample.id) in (None, before)  # a store is allowed to lose its data when it is closed

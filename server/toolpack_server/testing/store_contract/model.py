@@ -19,7 +19,7 @@ class SharedMemory(MemoryStore):
         super().__init__()
         self._leases = {}  # session id -> epoch, and holder or None
         self._heartbeats = defaultdict(int)
-        self._requests = defaultdict(set)  # holder -> ids of sessions that other workers want
+        self._requests = defaultdict(set)  # holder -> ids of its sessions that other workers ask for
 
     def _session_head(self, row):
         epoch, holder = self._leases.get(row.session.id, (0, None))

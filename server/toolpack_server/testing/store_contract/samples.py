@@ -73,7 +73,7 @@ def delete_expired(store, now, limit, busy=()):
 
 
 def existing(store, *blobs):
-    """Return the blobs among these that the store has."""
+    """Return those of these blobs that the store contains."""
     stored = []
     for blob in blobs:
         try:
@@ -85,7 +85,7 @@ def existing(store, *blobs):
 
 
 def use_and_delete(store):
-    """Create, change, fork and delete sessions. Afterwards the store must be as before."""
+    """Create, change, fork and delete sessions. Afterwards the store must contain the same data as before."""
     many = [session(owner=owner, recipe=owner.encode()) for owner in ("", "bob", "bob")]
     store.create(many, {"bank": "b"}, {"b": b"x"})
     store.create(many, {"bank": "again"}, {"again": b"x"})
@@ -100,11 +100,11 @@ def use_and_delete(store):
 
 
 def ancestor(store, sample):
-    """Return a session that may be kept for its forks. Its stored `expires_at` is meaningless, so replace it."""
+    """Return a session that might be kept for its forks. Its stored `expires_at` means nothing, so replace it."""
     stored = store.ancestor(sample.id)
     return stored and replace(stored, expires_at=sample.expires_at)
 
 
 def is_fully_deleted(store, sample):
-    """Return whether the store has neither the session nor its records."""
+    """Return whether the store contains neither the session nor its records."""
     return ancestor(store, sample) is None and store.records(sample.id, -1, 10) == []

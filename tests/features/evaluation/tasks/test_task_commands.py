@@ -149,7 +149,7 @@ def test_check_says_that_a_failing_solution_submits_no_answer(tmp_path):
         ),
         ('variants={"a b": []}', "task 'light': 'a b' isn't a valid name of a variant"),
         ("variants=7", "its variants is a int: give a dict"),
-        ('options={"x": 1}', "Toolpack 'lamps' takes no options"),
+        ('options={"x": 1}', "Toolpack 'lamps' accepts no options"),
         ('toolpacks={"x": {}}', "it needs the toolpack 'x', which isn't loaded: also load that toolpack."),
         ('solution=[("switch_on", {})], max_calls=0', "its solution makes more calls than max_calls allows: 1, not 0."),
     ],

@@ -45,7 +45,7 @@ def mcp(
         )
     check_token(token)
     source, sink = take_standard_streams()
-    isolation = "process" if seed else None  # only executors can run seeded sessions
+    isolation = "process" if seed else None  # seeded sessions can run only in executors
     settings = load_settings(store="memory:", pack_dir=pack_dir or None, packs=packs, isolation=isolation)
     configure_logging(settings.log_calls, settings.log_level)
     if url:
@@ -57,4 +57,4 @@ def mcp(
             converse(settings, catalog, {name: value for name, value in options.items() if value}, source, sink)
         )
     sys.stdout.flush()
-    os._exit(0)  # don't wait for threads that read standard input or are stuck in a function
+    os._exit(0)  # exit without waiting for threads that read standard input or are stuck in a function

@@ -1,7 +1,7 @@
 """Endpoint `/mcp/<key>`: MCP over Streamable HTTP. The key selects the session and authorises the client.
 
-The endpoint keeps no state between requests, so any worker can answer the next one. It offers no server-initiated
-streams and no sign-in: the path is enough.
+The endpoint keeps no state between requests, so any worker can answer the next request. It offers no server-initiated
+streams, and no sign-in because the secret path is enough.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from toolpack_server.web.event_stream import MESSAGE, SIGN_OF_LIFE, EventStream,
 from toolpack_server.web.refusals import NO_CONTENT, PIECE_BYTES, refusal, refused, send_response
 
 ACCEPTED, NOT_ALLOWED_STATUS = 202, 405
-UNKNOWN_KEY_SECONDS = 1.0  # time limit for the body of a request with an unknown key
+UNKNOWN_KEY_SECONDS = 1.0  # time limit for reading the body of a request with an unknown key
 
 
 @dataclass
@@ -51,7 +51,7 @@ class McpEndpoint:
     Attributes:
         allowed: The HTTP methods that clients may use besides OPTIONS.
         not_allowed: The message for a request with another method.
-        status: The HTTP status of a reply, by its fault.
+        status: The HTTP status for each `Fault` of a reply.
     """
 
     verbs: Sequence[str] | None = None
@@ -84,7 +84,7 @@ class McpEndpoint:
             else:
                 await self.answer_other_method(exchange)
         except HttpRefusedError as error:
-            if error.status != NOT_ALLOWED_STATUS:  # not logged: clients routinely try GET first
+            if error.status != NOT_ALLOWED_STATUS:  # not logged, because clients routinely try GET first
                 refused.write(error.status, str(error), scope)
             await exchange.respond(error.status, refusal(error.status, str(error)))
 
@@ -125,10 +125,10 @@ class McpEndpoint:
             await self._answer(exchange, caller, body, reservation)
 
     async def _refuse_unknown_key(self, exchange: Exchange, error: Exception) -> None:
-        """Refuse a message to an unknown key. The answer has the message's id if its body arrives in time.
+        """Refuse a message to an unknown key. The answer contains the message's id if the body arrives in time.
 
-        Some clients wait for ever for an answer with their id. So the body is read, but only for a short time, because
-        the sender is unknown.
+        Some clients wait forever for an answer with their message's id. So the body is read, but only for a short time,
+        because the sender is unknown.
         """
         request_id, in_flight = None, self._gateway.in_flight
         with (
@@ -180,10 +180,10 @@ class McpEndpoint:
 
     @staticmethod
     def _stream(exchange: Exchange, message: McpMessage) -> EventStream:
-        """Return the event stream that the answer becomes if it takes long.
+        """Return the event stream for an answer that takes long.
 
-        If the client disconnects meanwhile, a request of the modern era is cancelled. A request of the legacy era runs
-        on.
+        If the client disconnects while it waits, a request of the modern era is cancelled. A request of the legacy era
+        continues.
         """
 
         def sign(seconds: float) -> bytes:

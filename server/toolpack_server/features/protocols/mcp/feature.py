@@ -1,4 +1,4 @@
-"""Declaration of the feature `mcp`."""
+"""Declaration of the feature `mcp`, which serves sessions to clients of the Model Context Protocol."""
 
 from toolpack_server.features.protocols.mcp.banner import named_address
 from toolpack_server.features.protocols.mcp.protocol import Mcp
@@ -13,7 +13,7 @@ class McpFeature(Feature):
     results = {AddressPaths: McpPath}
     banner = (named_address,)
     address_paths = {"mcp_path": "/mcp/{key}"}
-    about = "POST /mcp/<key> takes MCP messages; POST /mcp also creates the session."
+    about = "POST /mcp/<key> accepts MCP messages; POST /mcp also creates the session."
     routes = {
         "/mcp": "toolpack_server.features.protocols.mcp.own_session:OwnSessionEndpoint",
         "/mcp/": "toolpack_server.features.protocols.mcp.own_session:OwnSessionEndpoint",

@@ -1,7 +1,7 @@
 """Handles of long calls: MCP's extension `io.modelcontextprotocol/tasks`.
 
-A call that doesn't end soon is answered with a handle, and the client polls the handle's id. MCP calls a handle a
-task. Elsewhere in this project a task is something that an agent is asked to do.
+If a call takes long, its answer is a handle, and the client polls the result by the handle's id. MCP calls a handle a
+*task*. Elsewhere in this project a task is a prompt and an evaluator for an agent.
 
 The server stores nothing for a handle. The id contains the whole call and a keyed hash, so only this server can create
 it, and it is valid only at one address of one session. Any worker can answer `tasks/get` for it: from the record of the
@@ -42,10 +42,10 @@ from toolpack_server.snapshots.seal import KeyedHash
 from toolpack_server.stores.base import StoredSession
 
 WAIT_SECONDS = 0.5  # how long a call or a poll waits for the result
-MAX_ID = 4096  # characters; the id is sent in a header, too
-MAX_ARGUMENTS = 16 * 1024  # bytes; these are compressed in less than a millisecond
+MAX_ID = 4096  # max characters, because the id is also sent in a header
+MAX_ARGUMENTS = 16 * 1024  # max bytes; they are compressed in less than a millisecond
 HASH_DIGITS = 32
-INTERVALS = ((10.0, 500), (60.0, 2000), (float("inf"), 5000))  # age of the call in seconds, and ms between its polls
+INTERVALS = ((10.0, 500), (60.0, 2000), (float("inf"), 5000))  # up to which age (s) polls have which interval (ms)
 
 MISSING_CAPABILITY = -32021
 NO_SUCH_TASK = "There is no such task here: send the whole taskId to the address at which the call was made."
@@ -112,7 +112,7 @@ class HandleIds:
 
 
 class RunningCalls:
-    """Calls of this worker that outlive their requests. Their arguments count for the owner's bytes in flight."""
+    """Calls of this worker that outlive their requests. Their arguments count as bytes in flight of the owner."""
 
     def __init__(self, app: App) -> None:
         self._sessions = app.sessions
@@ -121,7 +121,7 @@ class RunningCalls:
         self._cancels: set[asyncio.Future[None]] = set()
 
     def find(self, caller: Caller, request: CallRequest) -> "asyncio.Future[Outcome] | None":
-        """Return the future of a call that runs in this worker, or None."""
+        """Return the future of a call, or None if the call doesn't run in this worker."""
         return next(iter(self._calls.get(_key(caller, request), ())), None)
 
     def start(self, caller: Caller, request: CallRequest) -> "asyncio.Future[Outcome]":
@@ -137,7 +137,7 @@ class RunningCalls:
             if not self._calls[key]:
                 del self._calls[key]
             if not call.cancelled():
-                call.exception()  # read it, or asyncio logs it: the client may never poll again
+                call.exception()  # otherwise asyncio logs it if the client never polls again
 
         call.add_done_callback(end)
         return call
@@ -151,7 +151,7 @@ class RunningCalls:
         cancel.add_done_callback(self._cancels.discard)
 
     async def _record_cancel(self, caller: Caller, request: CallRequest) -> None:
-        with contextlib.suppress(RequestError, InternalError):  # then the call goes on, as the protocol allows
+        with contextlib.suppress(RequestError, InternalError):  # on an error the call continues, as the protocol allows
             await self._sessions.cancel_call(caller.session_id or "", caller.owner, request)
 
 
@@ -163,7 +163,7 @@ def _key(caller: Caller, request: CallRequest) -> _Key:
 
 
 class Handles:
-    """Answers calls of clients that accept handles, and the methods of handles."""
+    """Answers calls by clients that accept handles, and the methods with which these clients poll and cancel."""
 
     def __init__(self, app: App) -> None:
         self._context, self._sessions = app.context, app.sessions
@@ -171,7 +171,7 @@ class Handles:
         self._running = RunningCalls(app)
 
     async def call(self, caller: Caller, request: CallRequest) -> Outcome | bytes:
-        """Run a call. Return its outcome, or the members of a handle if the call takes long.
+        """Run a call. Return its outcome, or the fields of a handle if the call takes long.
 
         If the handle's id would be too long, return the outcome when the call ends, however long it takes.
         """
@@ -184,7 +184,7 @@ class Handles:
         try:
             await asyncio.wait({call}, timeout=WAIT_SECONDS)
             if not call.done():
-                with contextlib.suppress(RequestError, InternalError):  # then the answer comes at the end of the call
+                with contextlib.suppress(RequestError, InternalError):  # then answer at the end of the call
                     session, _ = await self._sessions.read(lambda reader: reader.find(*_session(caller)))
                     handle_id = self._ids.create(session, caller.address, packed)
                     return b'"resultType":"task",%b' % _task(handle_id, handle, "working")
@@ -192,7 +192,7 @@ class Handles:
         except asyncio.CancelledError:  # the client has disconnected, or the server stops
             call.cancel()
             raise
-        if call.cancelled():  # by `tasks/cancel` with the same call_id
+        if call.cancelled():  # cancelled by `tasks/cancel` for a call with the same call_id
             raise OverloadedError(CANCELLED_MEANWHILE)
         return call.result()
 
@@ -214,19 +214,19 @@ class Handles:
         return _ended_task(handle_id, handle, call_end)
 
     async def update(self, caller: Caller, message: McpMessage) -> bytes:
-        """Answer `tasks/update`, which does nothing: no call asks its client for anything."""
+        """Answer `tasks/update`. It does nothing, because no call asks its client for input."""
         await self._find_call(caller, _id_of(message))
         return b""
 
     async def cancel(self, caller: Caller, message: McpMessage) -> bytes:
-        """Answer `tasks/cancel`. A committed call stays."""
+        """Answer `tasks/cancel`. It doesn't undo a committed call."""
         handle, call_end = await self._find_call(caller, _id_of(message))
         if call_end is None:
             self._running.cancel(caller, handle.request(caller.by))
         return b""
 
     async def _find_call(self, caller: Caller, handle_id: str) -> "tuple[Handle, CallEnd | None]":
-        """Return a handle, and how its call ended if it is recorded.
+        """Return the handle with this id, and the end of its call, which is None if the call isn't recorded.
 
         Raises:
             InvalidParamsError: The id isn't valid at the caller's address.
@@ -237,7 +237,7 @@ class Handles:
             handle = self._ids.open(session, caller.address, handle_id)
             try:
                 return handle, recorded_call(self._context, session, handle.request(caller.by))
-            except CallIdReusedError as error:  # the call waited while another call with its call_id ran
+            except CallIdReusedError as error:  # this call waited while another call with its call_id ran
                 return handle, error
 
         return await self._sessions.read(find)
@@ -260,7 +260,7 @@ def _id_of(message: McpMessage) -> str:
 
     Raises:
         McpRefusedError: The client doesn't accept handles.
-        InvalidParamsError: The id isn't text.
+        InvalidParamsError: The id isn't a string.
     """
     if not message.accepts_handles:
         text = f"Declare the extension {TASKS} in the clientCapabilities of `_meta`: {message.method} belongs to it."
@@ -272,7 +272,7 @@ def _id_of(message: McpMessage) -> str:
 
 
 def _unrecorded(call: "asyncio.Future[Outcome]") -> RecordedCall | None:
-    """Return the end of a call that left no record. Return None if the next poll must run the call again.
+    """Return how a call without a record ended. Return None if the next poll must run the call again.
 
     Raises:
         RequestError: The call can't be run now.
@@ -283,7 +283,7 @@ def _unrecorded(call: "asyncio.Future[Outcome]") -> RecordedCall | None:
 
 
 def _ended_task(handle_id: str, handle: Handle, call_end: CallEnd) -> bytes:
-    """Return the members of the answer about a call that has ended."""
+    """Return the fields of the answer about a call that has ended."""
     if isinstance(call_end, CallIdReusedError):
         return _failed_task(handle_id, handle, handle.created_at, adapt_error(describe(call_end)))
     outcome, at = call_end.outcome, max(round(call_end.ended_at * 1000), handle.created_at)
@@ -297,19 +297,19 @@ def _ended_task(handle_id: str, handle: Handle, call_end: CallEnd) -> bytes:
 
 
 def _failed_task(handle_id: str, handle: Handle, at: int, described: Described) -> bytes:
-    """Return the members of the answer about a call that ended with a JSON-RPC error."""
+    """Return the fields of the answer about a call that ended with a JSON-RPC error."""
     code, text, data = described
     error = {"code": code, "message": text, "data": data}
     return _task(handle_id, handle, "failed", at) + b',"statusMessage":%b,"error":%b' % (dumps(text), dumps(error))
 
 
 def _task(handle_id: str, handle: Handle, status: str, at: int | None = None) -> bytes:
-    """Return the members that all answers about a handle have.
+    """Return the fields that are common to all answers about a handle.
 
     Args:
         at: Time of the call's end in milliseconds since the epoch, or None while it runs.
     """
-    age = 0 if at is not None else (_now() - handle.created_at) / 1000  # the answer about an ended call never changes
+    age = 0 if at is not None else (_now() - handle.created_at) / 1000  # an ended call's answer never changes
     members = {
         "taskId": handle_id,
         "status": status,

@@ -1,6 +1,6 @@
 """HTTP headers of MCP: the headers that repeat parts of a modern message, and CORS.
 
-A proxy may route by a header while this server reads the body, so both must agree.
+A proxy can route a message by a header while this server reads its body, so header and body must agree.
 """
 
 import base64
@@ -28,7 +28,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(.+)", re.IGNORECASE)
 
 
 def check_once(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-    """Raise `HttpRefusedError` if an MCP header is duplicated: a proxy may read another copy than this server."""
+    """Raise `HttpRefusedError` if an MCP header is duplicated, because a proxy might read another copy of it."""
     if len(headers) == len(scope["headers"]):
         return
     names = [name for name, _ in scope["headers"] if name.startswith(b"mcp-")]
@@ -52,7 +52,7 @@ class HeaderCheck:
     def __call__(self, message: McpMessage) -> None:
         self._compare(message, VERSION, message.meta[VERSION_KEY])
         self._compare(message, METHOD, message.method)
-        # FastMCP's client omits the name of a handle.
+        # The header is optional here, because FastMCP's client omits the name of a handle.
         if message.method in NAMING and (NAME in self._headers or not message.method.startswith(TASK_METHODS)):
             self._compare(message, NAME, message.named)
 
@@ -81,7 +81,7 @@ class HeaderCheck:
 
 
 def _decode(header: str) -> str | None:
-    """Decode the value of a header, which may be in base64. Return None if the base64 is invalid."""
+    """Decode the value of a header, which can be in base64. Return None if the base64 is invalid."""
     match = _ENCODED.fullmatch(header)
     if match is None:
         return header
@@ -93,17 +93,17 @@ def _decode(header: str) -> str | None:
 
 
 def encode(text: str) -> str:
-    """Encode the value of a header: in base64 if a header can't carry the plain text."""
+    """Encode a value for a header, in base64 if a header can't carry the plain text."""
     if text.isascii() and text.isprintable() and text == text.strip() and not _ENCODED.fullmatch(text):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
 def cross_origin(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    """Return the CORS headers of a response; none for a request without `Origin`.
+    """Return the CORS headers of a response, or no headers for a request without `Origin`.
 
     Raises:
-        HttpRefusedError: Web pages of this origin may not use the server.
+        HttpRefusedError: Web pages of this origin aren't allowed to use the server.
     """
     origin = headers.get(b"origin")
     if origin is None:

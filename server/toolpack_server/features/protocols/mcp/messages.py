@@ -1,7 +1,7 @@
-"""MCP messages: parsing, the era of a message, and its required members.
+"""MCP messages: parsing, the era of a message, and its required fields.
 
-A message of the modern era (2026-07-28) has its version and the client's capabilities in `_meta`. A client of the
-legacy era (2025-11-25 and earlier) begins with `initialize`. One address accepts messages of both eras.
+A message of the modern era (2026-07-28) contains its version and the client's capabilities in `_meta`. A client of the
+legacy era (2025-11-25 and earlier) sends `initialize` first. One address accepts messages of both eras.
 
 The functions have no side effects. They refuse an invalid message with `McpRefusedError` and the reason.
 """
@@ -27,7 +27,7 @@ CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 INITIALIZE = "initialize"
 TASKS = "io.modelcontextprotocol/tasks"  # the extension for handles of long calls
-TASK_METHODS = "tasks/"  # beginning of the names of its methods
+TASK_METHODS = "tasks/"  # prefix of the names of its methods
 # The parameter that modern clients repeat in a header, by method.
 NAMING = {
     "tools/call": "name",
@@ -39,11 +39,11 @@ NAMING = {
 
 
 class McpRefusedError(InternalSignal):
-    """An MCP message is refused.
+    """Raised to refuse an MCP message.
 
     Attributes:
         described: The code, message and data of the error.
-        malformed: The message violates the protocol.
+        malformed: Whether the message violates the protocol.
         request_id: The id of the request, for the answer.
     """
 
@@ -54,13 +54,13 @@ class McpRefusedError(InternalSignal):
 
 @dataclass(frozen=True, slots=True)
 class McpMessage:
-    """A request or a notification of a client."""
+    """A request or a notification from a client."""
 
     id: str | int | None  # None for a notification
     method: str
     params: dict[str, Any]
     meta: dict[str, Any]  # `_meta` of the parameters
-    header_version: str | None  # of the HTTP header
+    header_version: str | None  # the version in the HTTP header
     modern: bool  # whether the message belongs to the modern era
     named: Any  # the name or id in the parameters that modern clients repeat in a header
 
@@ -70,7 +70,7 @@ class McpMessage:
 
     @property
     def accepts_handles(self) -> bool:
-        """Whether the client accepts a handle as the answer to a call that takes long."""
+        """Whether the client accepts a handle (see `handles`) as the answer to a call that takes long."""
         if not self.modern:
             return False
         extensions = self.meta[CAPABILITIES_KEY].get("extensions")

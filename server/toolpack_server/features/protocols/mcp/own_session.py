@@ -1,12 +1,13 @@
 """Endpoint `/mcp`: MCP for clients that can't create a session first, such as an editor with a fixed URL.
 
 The server creates the session for the client, with the limits of `create_session`. A client with a token reaches only
-the sessions of its owner. The URL's query has the parameters `packs`, `task` and `seed` of the session, and may name
-it:
+the sessions of its owner. The URL's query contains the parameters `packs`, `task` and `seed` of the session, and can
+name it:
 
 - With `session=NAME`, each message uses the session of this name, and its header `Mcp-Session-Id` is ignored. The first
   message creates the session.
-- Without a name, `initialize` creates a session. The answer's header `Mcp-Session-Id` has the key of its `mcp_path`.
+- Without a name, `initialize` creates a session. The answer's header `Mcp-Session-Id` contains the key of its
+  `mcp_path`.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ class OwnSessionEndpoint(McpEndpoint):
 
     allowed = b"POST, DELETE"
     not_allowed = "Send MCP messages with POST: there is no stream to GET; DELETE ends the session of Mcp-Session-Id."
-    # With 404, clients send `initialize` again.
+    # With the status 404, clients send `initialize` again.
     status: Mapping[Fault | None, int] = {**McpEndpoint.status, Fault.NO_SESSION: 404}
 
     async def authenticate(self, exchange: Exchange) -> Caller:
@@ -86,7 +87,7 @@ class OwnSessionEndpoint(McpEndpoint):
         return await self._gateway.service.agent(key)
 
     async def _create(self, caller: Caller, query: dict[str, str], message: McpMessage) -> str:
-        """Create the session, or find the one with this name, and return its key."""
+        """Create the session, or find the session that the address names, and return its key."""
         name = query.get("session")
         client = message.params.get("clientInfo")
         client_name = client.get("name") if isinstance(client, dict) else None
@@ -111,7 +112,8 @@ class OwnSessionEndpoint(McpEndpoint):
     async def answer_other_method(self, exchange: Exchange) -> None:
         """Handle DELETE: end the session of the header `Mcp-Session-Id`.
 
-        A session with a task in which the agent acted is evaluated and stays readable. Any other session is closed.
+        If the session has a task and its agent has acted, the session is evaluated and stays readable. Otherwise it is
+        closed.
         """
         if exchange.scope["method"] != "DELETE":
             await super().answer_other_method(exchange)

@@ -1,7 +1,7 @@
 """The agent's prompt for MCP clients, as an MCP prompt and as the server's instructions.
 
-A session without a prompt doesn't offer the methods of prompts. MCP has only user and assistant messages, so system
-messages become user messages.
+A session without a prompt doesn't offer MCP's methods for prompts. MCP knows only user and assistant messages, so
+system messages become user messages.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from toolpack_server.jsonio.strict import dumps
 from toolpack_server.rpc.caller import Caller
 from toolpack_server.sessions.manager import SessionManager
 
-PROMPTS = ("prompts/list", "prompts/get")  # methods; only for a session with a prompt
+PROMPTS = ("prompts/list", "prompts/get")  # methods that only a session with a prompt offers
 NAME = "task"
 _DESCRIPTION = "Your task in this session."
 
 
 class Prompts:
-    """Answers the methods of prompts, and writes the introduction of the server to a client."""
+    """Answers MCP's methods for prompts, and writes the server's introduction for a client."""
 
     def __init__(self, sessions: SessionManager) -> None:
         self._sessions = sessions
@@ -35,10 +35,10 @@ class Prompts:
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else (prompt or ())
 
     async def introduction(self, caller: Caller, extensions: bytes = b"", *, renew: bool = True) -> bytes:
-        """Return the members `capabilities` and `instructions` of the server's introduction, as JSON.
+        """Return the fields `capabilities` and `instructions` of the server's introduction, as JSON.
 
         Args:
-            extensions: Further members of the capabilities, each after a comma.
+            extensions: Further fields of the capabilities as JSON, each after a comma.
             renew: Extend the session's expiry.
         """
         messages = await self.messages(caller, renew=renew)
@@ -48,7 +48,7 @@ class Prompts:
         return b'"capabilities":{"tools":{},"prompts":{}%b},"instructions":%b' % (extensions, dumps(instructions))
 
     def list(self, message: McpMessage) -> bytes:
-        """Answer `prompts/list`: the only prompt is the task."""
+        """Answer `prompts/list` with one prompt, the task."""
         if message.params.get("cursor") is not None:
             raise InvalidParamsError("There is one page of prompts: omit the cursor.")
         return b'"prompts":%b' % dumps([{"name": NAME, "title": "Task", "description": _DESCRIPTION}])

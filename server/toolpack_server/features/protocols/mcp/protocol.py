@@ -1,4 +1,4 @@
-"""MCP methods: run the session's method for a message, and build the answer.
+"""MCP methods, which run the session's method for a message and build the answer.
 
 `tools/call` uses the same code as `run_function` at the agent path, so both see the same world. The caller determines
 the session; session ids in a message are ignored.
@@ -82,7 +82,7 @@ class Mcp:
         """Return the message in a body.
 
         Args:
-            name: The owner of the bytes while the body is parsed.
+            name: The owner for whom the body is parsed.
             reserve: Called with the estimated memory of the parsed body, in bytes.
             header_version: The version of MCP in the HTTP header, if there is one.
 
@@ -101,7 +101,7 @@ class Mcp:
         return read_message(value, header_version)
 
     async def answer(self, caller: Caller, message: McpMessage, check: CheckHeaders | None = None) -> McpReply:
-        """Answer a request. `check` compares it with its HTTP headers; None if the transport has no headers."""
+        """Answer a request. `check` compares it with its HTTP headers, and is None if the transport has no headers."""
         if TRACEPARENT in message.meta:
             accept_trace_members(message.meta)
         try:
@@ -133,7 +133,7 @@ class Mcp:
             await self._toolpacks(caller)
 
     async def _initialize(self, caller: Caller, message: McpMessage) -> bytes:
-        # `initialize` doesn't renew the TTL: if the client sends nothing else, the session must expire soon.
+        # `initialize` doesn't renew the TTL, because the session must expire soon if the client sends nothing else.
         await self._sessions.toolpacks(caller.session_id or "", caller.owner, renew=False)
         requested = message.params.get("protocolVersion")
         version = requested if requested in LEGACY else LEGACY[0]
@@ -191,7 +191,7 @@ class Mcp:
 
 
 def _store_asker(message: McpMessage) -> None:
-    """Store the message that asks for a call, for the tracer."""
+    """Store the message that requests a call, for the tracer."""
     version = message.meta.get(VERSION_KEY) or message.header_version or ""
     request_origin.set(RequestOrigin("mcp", message.method, message.id, version))
 

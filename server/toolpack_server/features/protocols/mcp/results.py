@@ -1,6 +1,6 @@
 """Answers to MCP messages as JSON: results of tools, and errors with their codes.
 
-The functions have no side effects. A result that is JSON text already is inserted without parsing.
+The functions have no side effects. If a result is JSON text already, it is inserted without parsing.
 """
 
 from enum import Enum
@@ -42,7 +42,7 @@ class McpPath(TypedDict):
 
 
 class Fault(Enum):
-    """Kinds of errors to which a transport may give a status of their own: a protocol violation or a missing target."""
+    """Errors for which a transport can use a special status: a protocol violation, or a missing method or session."""
 
     MALFORMED = "malformed"
     NO_METHOD = "no method"
@@ -53,14 +53,15 @@ class McpReply(NamedTuple):
     """The answer to a message."""
 
     body: bytes  # JSON; empty for a notification
-    fault: Fault | None = None  # None for a result, and for an error of another kind
+    fault: Fault | None = None  # None for a result or any other error
 
 
 def success(message: McpMessage, members: bytes) -> McpReply:
     """Return the answer with a result.
 
     Args:
-        members: The JSON of its members, without the braces. A result that isn't complete begins with `resultType`.
+        members: The JSON of the result's fields, without the braces. It begins with `resultType` if the result isn't
+            complete.
     """
     if message.modern:
         end = _META if members.startswith(RESULT_TYPE) else _COMPLETE
@@ -69,7 +70,7 @@ def success(message: McpMessage, members: bytes) -> McpReply:
 
 
 def call_result(outcome: Outcome, request_id: Any = None) -> bytes:
-    """Return the members of the result of a call. A failed call is a result with `isError`, so the agent can react.
+    """Return the fields of a call's result. A failed call is a result with `isError`, so that the agent can react.
 
     Raises:
         McpRefusedError: There is no such function.
@@ -84,25 +85,25 @@ def call_result(outcome: Outcome, request_id: Any = None) -> bytes:
         return b'"content":%b,"isError":false' % text
     shape = text[:1]
     structured = _structured(text) if shape == b"{" else b""
-    if shape != b'"':  # a string is its own text, everything else its JSON
+    if shape != b'"':  # a string is shown as it is, any other value as JSON
         text = dumps(text.decode())
     return b'"content":[{"type":"text","text":%b}]%b,"isError":false' % (text, structured)
 
 
 def tool_value(value: Any) -> bytes:
-    """Return the members of a tool's result for a JSON value."""
+    """Return the fields of a tool's result for a JSON value."""
     text = value if isinstance(value, str) else dumps(value).decode()
     structured = _structured(text.encode()) if isinstance(value, dict) else b""
     return b'"content":[{"type":"text","text":%b}]%b,"isError":false' % (dumps(text), structured)
 
 
 def _structured(text: bytes) -> bytes:
-    """Return the member `structuredContent`, or nothing if a client would round an integer in it."""
+    """Return the field `structuredContent`, or b"" if a client would round an integer in it."""
     return b"" if has_inexact_integer(text) else b',"structuredContent":%b' % text
 
 
 def tool_error(text: str) -> bytes:
-    """Return the members of a tool's result that reports an error to the agent."""
+    """Return the fields of a tool's result that reports an error to the agent."""
     return b'"content":[{"type":"text","text":%b}],"isError":true' % dumps(text)
 
 
@@ -130,7 +131,7 @@ def refusal_reply(error: McpRefusedError) -> McpReply:
 
 
 def adapt_error(described: Described) -> Described:
-    """Adapt an error to MCP: add the detail to the message, which is all that clients show, and shift own codes."""
+    """Adapt an error to MCP: shift own codes, and add the detail to the message, because clients show nothing else."""
     code, message, data = described
     if code in STANDARD:
         return code, f"{message}: {data['detail']}", data

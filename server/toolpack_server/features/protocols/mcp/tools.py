@@ -1,4 +1,4 @@
-"""MCP tools that features offer at an address besides its functions, for example `say`.
+"""MCP tools that features offer at an address besides its functions, for example `say` for messages.
 
 A function of a toolpack takes precedence over a tool with the same name.
 """

@@ -1,5 +1,5 @@
 """MCP on standard input and output, for clients that launch their servers.
 
-A process serves one client and one session. Output that functions print goes to standard error, so the client
-receives MCP messages only.
+A process serves one client and one session. Text that functions print is written to standard error, so that the client
+receives only MCP messages.
 """

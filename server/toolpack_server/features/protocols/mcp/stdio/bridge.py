@@ -1,8 +1,8 @@
 """Bridge from standard input and output to a session on a server, by HTTP.
 
-A call is executed once, even if the connection breaks. The bridge adds a call_id if the client gave none, and repeats
-the request with it until the server answers, or has been unreachable or overloaded for too long. Calls are sent one
-after the other, so they run in order. Answers are read with limits of size and time.
+A call is executed once, even if the connection breaks. The bridge adds a call_id if the client sent none. It repeats
+the request with this call_id until the server answers, or has been unreachable or overloaded for too long. Calls are
+sent one after the other, so they run in order. Answers are read with limits of size and time.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ from toolpack_server.jsonio.strict import dumps, loads
 from toolpack_server.rpc.codes import CODES, ERROR_INTERNAL_ERROR, ERROR_PARSE_ERROR, error_reply
 
 AWAY_SECONDS = 15.0  # how long to retry while the server is unreachable
-DELAY_SECONDS = 0.2  # between two attempts
+DELAY_SECONDS = 0.2  # delay between two attempts
 SILENCE_SECONDS = 30.0  # socket timeout; a running server sends a keep-alive every 2 s
 STREAM_SECONDS = 3600.0  # time limit for an answer in an event stream, despite keep-alives
-RETRIES = 4  # of a request that an overloaded server refuses
+RETRIES = 4  # max retries of a request that an overloaded server refuses
 OVERLOADED = CODES[OverloadedError] + CODE_SHIFT
-MAX_REQUESTS = 16  # at the same time; calls are sent one by one
+MAX_REQUESTS = 16  # max requests at the same time; calls are sent one by one
 ACCEPT = "application/json, text/event-stream"
 
 
@@ -76,7 +76,7 @@ class Bridge:
     async def answer(self, message: McpMessage) -> bytes:
         """Return the server's answer to a request.
 
-        If the task is cancelled, the connection is closed, which cancels a modern request on the server.
+        If the asyncio task is cancelled, the connection is closed, which cancels a modern request on the server.
         """
         if message.method != "tools/call":
             return await self._send(message)
@@ -171,12 +171,12 @@ class BridgedRequest:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def _answer(self) -> bytes:
-        """Send the request once and return the answer. Raise an exception of the connection if a retry may help."""
+        """Send the request once and return the answer. Raise an exception of the connection if a retry might help."""
         parts = self._parts
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         with contextlib.closing(kind(parts.hostname, parts.port, timeout=SILENCE_SECONDS)) as connection:
             connection.connect()
-            self._socket = connection.sock  # for `cancel`; the connection forgets its socket while the response is read
+            self._socket = connection.sock  # for `cancel`; the connection drops its socket while the response is read
             if self._cancelled.is_set():
                 raise OSError("the request was cancelled")
             path = f"{parts.path}?{parts.query}" if parts.query else parts.path
@@ -194,7 +194,7 @@ class BridgedRequest:
     def _read_stream(self, response: http.client.HTTPResponse) -> bytes:
         """Read an event stream up to the answer, and emit the notifications before it."""
         deadline = time.monotonic() + STREAM_SECONDS
-        data = bytearray()  # grows in place, so that many short lines aren't slow
+        data = bytearray()  # a bytearray grows in place, so many short lines aren't slow
         while time.monotonic() < deadline:
             line = response.readline(self._max_bytes + 1)
             if not line:
@@ -213,7 +213,7 @@ class BridgedRequest:
         return self._error(f"the server didn't answer within {STREAM_SECONDS:g} s.")
 
     def _check(self, body: bytes, status: int) -> bytes:
-        """Return a body as one line if it is the answer, or an error."""
+        """Return a body as one line if it answers this request, otherwise an error response."""
         reply = _object(body)
         if self._is_answer(reply):
             return dumps(reply) if b"\n" in body else body
@@ -236,7 +236,7 @@ class BridgedRequest:
         return f"the answer is longer than {self._max_bytes} bytes: ask for less, or raise TOOLPACK_MAX_BODY_BYTES."
 
     def _error(self, text: str) -> bytes:
-        """Return an error response for the client, for a request to which the server sent no valid answer."""
+        """Return an error response for the client, because the server sent no valid answer to the request."""
         described = f"{self._parts.netloc}: {text}"
         return error_reply(self._id, ERROR_INTERNAL_ERROR, described, {"detail": described})
 
@@ -246,7 +246,7 @@ def _body(message: McpMessage) -> bytes:
 
 
 def _object(text: bytes | str) -> dict[str, Any]:
-    """Parse a JSON object. Return an empty one for any other text."""
+    """Parse a JSON object. Return an empty dict if the text isn't a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -255,7 +255,7 @@ def _object(text: bytes | str) -> dict[str, Any]:
 
 
 def _retry_after(reply: bytes) -> float | None:
-    """Return the delay in seconds that an overloaded server asks for, or None if the server isn't overloaded."""
+    """Return the delay in seconds that an overloaded server requests, or None if the server isn't overloaded."""
     if b"%d" % OVERLOADED not in reply:
         return None
     error = _object(reply).get("error")

@@ -15,22 +15,22 @@ from toolpack_server.features.protocols.mcp.results import refusal_reply, too_lo
 from toolpack_server.features.protocols.mcp.stdio.lines import LineReader, LineWriter
 
 PROGRESS_SECONDS = 2.0
-MAX_UNANSWERED = 1000  # running requests plus unread answers; above it, no further line is read
+MAX_UNANSWERED = 1000  # max running requests plus unread answers; at this number, no further line is read
 UNANSWERED_DELAY_SECONDS = 0.02
-LAST_SECONDS = 1.0  # time for the answers to requests that were cancelled at the end
+LAST_SECONDS = 1.0  # time for writing the answers to requests that were cancelled at the end
 
 ReadMessage = Callable[[bytes], Awaitable[McpMessage]]
 """Parses a line. Raises `McpRefusedError`."""
 
 AnswerMessage = Callable[[McpMessage], Awaitable[bytes]]
-"""Returns the answer to a request as one line. Cancelling it cancels the request."""
+"""Returns the answer to a request as one line. Cancelling the awaitable cancels the request."""
 
 
 class StdioConversation:
     """Serves one client.
 
     Args:
-        tells_progress: Send progress notifications. False if `answer` already does.
+        tells_progress: Whether to send progress notifications. False if `answer` already sends them.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StdioConversation:
 
         Args:
             drain_seconds: How long to wait for the running requests.
-            on_timeout: Called to stop requests that run longer.
+            on_timeout: Called after that time, to stop requests that are still running.
         """
         reading = asyncio.ensure_future(self._reader.for_each(self._take))
         loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class StdioConversation:
         self._writer.close()
 
     async def _take(self, line: bytes | None) -> None:
-        """Handle one line. A request runs on as a task after this returns."""
+        """Handle one line. A request continues to run as an asyncio task after this function returns."""
         while len(self._running) + self._writer.waiting() >= MAX_UNANSWERED:  # noqa: ASYNC110 - another thread writes
             await asyncio.sleep(UNANSWERED_DELAY_SECONDS)
         if line is None:

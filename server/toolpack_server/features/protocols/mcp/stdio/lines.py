@@ -14,14 +14,14 @@ from typing import Any
 
 READ_BYTES = 64 * 1024
 CLOSE_SECONDS = 2.0
-MAX_OFFERED = 100  # lines in the queue, above which optional lines are dropped
+MAX_OFFERED = 100  # number of lines in the queue from which optional lines are dropped
 
 
 def take_standard_streams() -> tuple[int, int]:
-    """Move standard input and output to new descriptors and return these.
+    """Move standard input and output to new descriptors, and return the new descriptors.
 
-    Afterwards, printed text goes to standard error and standard input is empty, also in processes that functions
-    start.
+    Afterwards, printed text is written to standard error, and standard input is empty. This also holds in processes
+    that functions start.
     """
     source, sink = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -102,7 +102,7 @@ class LineWriter:
             self.write(line)
 
     def waiting(self) -> int:
-        """Return the number of lines in the queue; 0 if the client has closed its end."""
+        """Return the number of lines in the queue, or 0 if the client has closed its end."""
         return self._lines.qsize() if self._thread.is_alive() else 0
 
     def close(self) -> None:
