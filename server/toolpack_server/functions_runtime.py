@@ -178,10 +178,10 @@ class FunctionsRuntime:
     def run_function(
         self, env: BaseModel | None, function: str, kwargs: Mapping[str, Any], raise_on_error: bool = False
     ) -> tuple[Any, str | None]:
-        """Run a function on `env`, which it may change, and return `(result, error)`.
+        """Run a function on `env`, which the function can change, and return `(result, error)`.
 
         Args:
-            env: The environment. It may be None for functions without dependencies.
+            env: The environment. It can be None for functions without dependencies.
             function: The function's name.
             kwargs: The arguments. A `FunctionCall` among them runs first and is replaced by its result.
             raise_on_error: Raise exceptions instead of returning `("", "ErrorType: message")`.

@@ -4,7 +4,7 @@ AgentDojo's own code creates the local environment, passes it to every call, and
 unchanged: `TaskSuite.run_task_with_pipeline(..., runtime_class=RemoteRuntime.bind(client, "agentdojo-workspace"))`.
 
 The local environment equals the session's before and after each call, in types, values, shared references, private
-attributes and `model_fields_set`. Only the order inside sets may differ. A call with an environment that differs is
+attributes and `model_fields_set`. Only the order inside sets can differ. A call with an environment that differs is
 refused, and the error names the location of the difference.
 """
 
@@ -166,7 +166,7 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         """Return the session's environment as an object.
 
         Raises:
-            EnvironmentDiffersError: Its classes here aren't those on the server, so its bytes can't be read.
+            EnvironmentDiffersError: Its classes here differ from its classes on the server, so its bytes can't be read.
         """
         export = self.client.get_environment(session_id, format="snapshot")
         remote = export["format"], export["fingerprints"][self.toolpack]

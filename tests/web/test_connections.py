@@ -101,7 +101,7 @@ def test_one_owner_holds_at_most_half_of_the_connections(http):
         connections = opened.holding(5, of("ann", UNFINISHED))
         message = check_refusal(answer(opened.connect(of("ann"))), 503)
         assert "5 requests that are being answered" in message
-        assert "TOOLPACK_MAX_CONNECTIONS (an owner may use half of them)" in message
+        assert "TOOLPACK_MAX_CONNECTIONS (an owner can use half of them)" in message
         opened.silent(4)  # these connections don't keep other owners out, either
         assert answer(opened.connect(of("bob")))[0] == 200
         connections[0].close()

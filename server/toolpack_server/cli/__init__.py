@@ -42,7 +42,7 @@ GROUPS = {"session": "Look at sessions, and write them into files."}
 
 
 def all_commands() -> dict[str, str]:
-    """Return the import paths of all commands, those of the core and of installed distributions, by name."""
+    """Return the import paths of all commands of the core and of installed distributions, by name."""
     return {point.name: point.value for point in entry_points(group=GROUP)} | COMMANDS
 
 

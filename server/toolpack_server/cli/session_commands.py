@@ -147,7 +147,7 @@ def label(text: str) -> tuple[str, str]:
 
 
 def show(value: Any, text: Callable[[Any], str]) -> None:
-    """Print a value: formatted by `text` on a terminal, else as JSON."""
+    """Print a value, formatted by `text` on a terminal and as JSON elsewhere."""
     echo(*(text(value) if sys.stdout.isatty() else _json_text(value)).split("\n"))
 
 

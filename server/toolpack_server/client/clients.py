@@ -244,7 +244,7 @@ class _AsyncClient:
         seconds = timeout.read or 0
         arguments: Any = {"content": request.body(), "headers": self._headers, "timeout": timeout}
         try:
-            # httpx limits the time of each read but not of the whole answer, which may come byte by byte.
+            # httpx limits the time of each read but not of the whole response, which can arrive byte by byte.
             async with asyncio.timeout(seconds), self._http.stream("POST", self._url, **arguments) as response:
                 body = ReplyBody(response, seconds)
                 async for chunk in response.aiter_bytes():

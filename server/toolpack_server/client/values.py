@@ -58,7 +58,7 @@ class StepValue:
         errors: Exceptions raised by `finish`. The forks in which it raised don't count either.
         finish: The name of the way of finishing that reached the highest value. `rollout` if the rollout's own reward
             is higher than the value of each way.
-        calls: The calls that finished the forks; None if a function chose them.
+        calls: The calls that finished the forks, or None if a function chose the calls.
         fork: With `keep`, the session_id of the fork with the highest reward, which stays open.
     """
 
@@ -307,7 +307,7 @@ class _Ledger:
     Attributes:
         session_id: The session that stores the rewards as messages.
         labels: The labels that the ledger shares with the forks.
-        rewards: The rewards by step and member; None if the verdict was invalid.
+        rewards: The rewards by step and by the number of the fork (`member`). None if the verdict was invalid.
         kept: The reward and the session_id of the best fork, which stays open, by step.
     """
 
@@ -444,7 +444,7 @@ class _Rollout:
         return errors
 
     async def _fork(self, ledger: _Ledger, version: int, members: Sequence[int]) -> list[Session]:
-        """Create a fork of a step for each of these members."""
+        """Create a fork of a step for each of these numbers, which become the forks' label `member`."""
         requests = []
         for member in members:
             labels = {**ledger.labels, "step": str(version), "member": str(member)}
@@ -474,7 +474,7 @@ class _Rollout:
         return None
 
     async def _end(self, ledger: _Ledger, version: int, forks: Mapping[tuple[int, str], bool]) -> None:
-        """Evaluate forks, cache their rewards, and close all but those to keep.
+        """Evaluate forks, cache their rewards, and close all forks that aren't kept.
 
         Args:
             forks: Whether a fork was played to its end, by member and session_id. Other forks aren't evaluated.

@@ -28,7 +28,7 @@ class Catalog:
     Attributes:
         notices: Messages for the operator, for example which package an unavailable toolpack needs.
         sources: The module of each toolpack that was loaded from a module.
-        classes: The classes that environments may contain.
+        classes: The classes whose instances environments can contain.
         plain: The classes whose instances are shown in JSON as their public attributes.
         fingerprints: The fingerprint of each toolpack's environment classes.
     """

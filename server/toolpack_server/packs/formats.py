@@ -148,7 +148,7 @@ def _without_titles(schema: Any, name: str) -> Any:
 
 
 def _letters(text: str) -> str:
-    """Return the letters and digits of a text, to compare a title such as "Due Date" with the name `due_date`."""
+    """Return the letters and digits of a string, to compare a title such as "Due Date" with the name `due_date`."""
     return re.sub(r"[\W_]", "", text).casefold()
 
 

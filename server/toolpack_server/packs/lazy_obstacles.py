@@ -23,7 +23,7 @@ _BUILTINS = frozenset(vars(builtins))
 def lazy_obstacle(pack: Toolpack) -> str | None:
     """Return the file, the line and a description of such code, or None if the toolpack's modules contain no such code.
 
-    A toolpack's modules are those of its functions, and of the classes that its environment contains.
+    A toolpack's modules are the modules that define its functions or the classes that its environment contains.
     """
     table = ClassTable([pack.environment_class], pack.state_types)
     names = {cls.__module__ for cls in table.layouts if not is_foreign(cls)}

@@ -43,7 +43,8 @@ def load_catalog(
 
     Args:
         pack_dirs: Folders with modules of toolpacks.
-        names: The names of the toolpacks. Empty: all toolpacks in `pack_dirs`, or without folders all installed ones.
+        names: The names of the toolpacks. Empty: all toolpacks in `pack_dirs`, or without folders all installed
+            toolpacks.
         build: Also build and check the initial environments. A process that forks other processes must not do this.
 
     Raises:
@@ -342,7 +343,7 @@ def _where(name: str, error: BaseException) -> str:
 
 def _file_of(name: str) -> str | None:
     """Return the file of a module, or None if it isn't found."""
-    with contextlib.suppress(Exception):  # `find_spec` imports the packages around the module, which may raise
+    with contextlib.suppress(Exception):  # `find_spec` imports the packages around the module, which can raise
         spec = importlib.util.find_spec(name)
         return spec.origin if spec else None
     return None

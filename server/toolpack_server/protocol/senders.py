@@ -1,4 +1,4 @@
-"""Names of the senders of requests. Features add the names of participants and define what each sender may do."""
+"""Names of the senders of requests. Features add the names of participants, and decide what each sender can do."""
 
 AGENT = "agent"  # sends requests to a session's own address
 CLIENT = "client"  # sends requests to `/rpc`

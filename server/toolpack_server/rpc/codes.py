@@ -90,7 +90,7 @@ def describe(error: Exception) -> Described:
 
 
 def sentence(error: Exception) -> str:
-    """Return the explanation of an exception: `data.detail` for a standard code, else the message."""
+    """Return the explanation of an exception: `data.detail` for a standard code, otherwise the message."""
     _, message, data = describe(error)
     return str(data.get("detail") or message)
 

@@ -50,7 +50,7 @@ HandleRequest = Callable[[Any, Caller, App], Awaitable[Any]]
 
 Handler = Callable[..., Awaitable[Any]]
 """Takes the caller, positional and named parameters, and optionally a `Prepare`. Validates the parameters and starts
-the method. The call and the awaitable may raise."""
+the method. Both the call and the awaitable can raise errors."""
 
 
 def reply_too_large(size: int, max_bytes: int) -> errors.TooLargeError:
@@ -109,7 +109,7 @@ class JsonRpc:
     async def invoke(self, caller: Caller, name: str, params: Mapping[str, Any], prepare: Prepare | None = None) -> Any:
         """Call a method from within the server, and return its result. JSON text in the result is parsed.
 
-        The parameters, permissions, log lines and limits are those of a request.
+        The same parameters, permissions, log lines and limits apply as to a request from a client.
 
         Raises:
             RequestError: The method refused the call. Other exceptions of `codes.REFUSALS` are also possible.

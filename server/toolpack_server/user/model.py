@@ -34,7 +34,7 @@ class ModelCall(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A model's answer: a text or calls, or the problem that makes the answer unusable.
+    """A model's answer: text or calls, or the problem that makes the answer unusable.
 
     Attributes:
         metadata: The model's name and the numbers of tokens, for the record of the turn. Empty for a script.

@@ -154,7 +154,7 @@ class Application(Starlette):
                     self._allowed[key] = allowed
             if not allowed:
                 raise HttpRefusedError(
-                    403, f"A request with the cookie {cookie} may not use this path: send it without the cookie."
+                    403, f"A request with the cookie {cookie} can't use this path: send it without the cookie."
                 )
 
     def _is_path_of(self, scope: Scope, paths: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from toolpack_server.base.errors import HttpRefusedError, SettingsError
 from toolpack_server.base.settings import Settings
 
-OTHER_ORIGIN = "A web page of another origin may not use this server: call it from a program."
+OTHER_ORIGIN = "A web page of another origin can't use this server: call the server from a program."
 NOBODY = "nobody"  # a token with this name gives access to the sessions that were created without tokens
 
 

@@ -77,7 +77,7 @@ class Connections:
         if of_owner >= self._max_of_owner:
             _refuse(
                 f"You have {of_owner} requests that are being answered",
-                "MAX_CONNECTIONS (an owner may use half of them)",
+                "MAX_CONNECTIONS (an owner can use half of them)",
             )
         if of_owner and len(self._held) >= self._max - self._reserve:
             _refuse(f"{len(self._held)} requests are being answered", "MAX_CONNECTIONS")

@@ -114,7 +114,7 @@ def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
         file = files.get(DIGEST_FOLDER.sub("", path) or "index.html")
         if file is None:
             raise HTTPException(404)
-        # During a rolling update a request may name another version's folder. It gets this version's file, uncached.
+        # During a rolling update a request can name another version's folder. It gets this version's file, uncached.
         caching = IMMUTABLE if path.startswith(digest) else REVALIDATED
         headers = HEADERS | {"etag": f"W/{file.etag}", "cache-control": caching, "vary": "accept-encoding"}
         cached_tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]

@@ -28,7 +28,7 @@ from toolpack_server.web.refusals import PIECE_BYTES, refusal, refuse, refused, 
 from toolpack_server.wiring.service import Service
 
 CUT_OFF = (
-    "The server stopped before the request ended, so the request may have changed something. Send it again, with its "
+    "The server stopped before the request ended, so the request might have changed something. Send it again, with its "
     "call_id."
 )
 

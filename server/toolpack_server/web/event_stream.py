@@ -4,7 +4,7 @@ A sign of life is a comment or an event that the server sends every few seconds 
 clients and proxies from closing the connection. If sending fails, the server knows that the client has left.
 
 An `EventStream` begins only if the answer takes long, so a quick answer costs only a timer. A `stream_response` begins
-at once. Each event waits until the client has read enough of the previous ones.
+at once. Each event waits until the client has read enough of the previous events.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _HEADERS = {
 def event(name: str, data: bytes) -> bytes:
     """Return an event with JSON or a single line of text as its data.
 
-    Three line breaks are escaped here, because JSON leaves them unescaped and Python clients may split lines at them.
+    Three line breaks are escaped here, because JSON leaves them unescaped and Python clients might split lines at them.
     """
     for character in LINE_BREAKS:
         data = data.replace(character.encode(), b"\\u%04x" % ord(character))

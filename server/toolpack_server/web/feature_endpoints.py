@@ -193,7 +193,7 @@ class FeatureEndpoint:
     def status_of(self, error: Exception) -> int:
         """Return the HTTP status for an error of a method, from `STATUS`.
 
-        Other errors get 500 if only the operator can correct them, else 409.
+        An error that isn't in `STATUS` gets 500 if only the operator can correct it, otherwise 409.
         """
         code = error.code if isinstance(error, ReplyError) else describe(error)[0]
         return STATUS.get(code, 500 if code in STANDARD else 409)
@@ -241,7 +241,7 @@ class FeatureEndpoint:
     async def _send(
         response: Response, scope: Scope, receive: Receive, send: Send, holds: Callable[[int], None] = _ignore_size
     ) -> None:
-        """Send a response in pieces. Each piece waits until the client has read enough of the previous ones."""
+        """Send a response in pieces. Each piece waits until the client has read enough of the previous pieces."""
         response.headers["x-request-id"] = request_id.get()
         for name, value in HINTS.get(response.status_code, ()):
             response.headers.setdefault(name.decode(), value.decode())

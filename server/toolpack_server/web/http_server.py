@@ -1,12 +1,12 @@
 """uvicorn with limits for connections and with a shutdown that loses no request.
 
-By itself, uvicorn lets a silent or slow client keep a connection open forever, and closes connections while a
-request may be arriving. Both can be changed only through undocumented attributes. Only this module uses them, and
-`tests/test_packaging.py` checks that uvicorn still has them.
+By itself, uvicorn lets a silent or slow client keep a connection open forever, and closes connections while a request
+might be arriving. Both behaviours can be changed only through undocumented attributes. Only this module uses these
+attributes, and `tests/test_packaging.py` checks that uvicorn still has them.
 
 A client has one time limit for a request's headers, another for its body, and must keep reading the response. The
 number of connections is limited, and so are the bytes of a request that aren't part of its body. While a request is
-being answered, following requests stay unparsed bytes. Refusals have the same form here as everywhere.
+being answered, the requests after it stay unparsed bytes. Refusals have the same form as elsewhere in the server.
 """
 
 import asyncio
@@ -251,7 +251,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return not self._on_h11 and b"upgrade" in headers and not is_handshake(self.scope["method"], headers)
 
     def handle_websocket_upgrade(self, *_event: Any) -> None:
-        """Parse a request's headers again without Upgrade, which a server may ignore (RFC 9110, 7.8)."""
+        """Parse a request's headers again without Upgrade, which a server is allowed to ignore (RFC 9110, 7.8)."""
         handled: Any = sys.exception()  # httptools' `HttpParserUpgrade`; its argument is the end of the headers
         (self._reparsed_at,) = handled.args
         lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
@@ -348,7 +348,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def limited_protocol(settings: Settings, connection_table: Connections) -> type[asyncio.Protocol]:
-    """Return a protocol class with these limits. It uses httptools if that is installed, else h11."""
+    """Return a protocol class with these limits. It uses httptools if that is installed, otherwise h11."""
     return type("LimitedProtocol", (LimitedProtocol,), {"settings": settings, "connection_table": connection_table})
 
 
@@ -374,7 +374,7 @@ class HttpServer(uvicorn.Server):
         return self.config.get_loop_factory()
 
     def connections(self) -> int:
-        """Return the number of open connections, including idle ones."""
+        """Return the number of open connections, including idle connections."""
         return len(self.server_state.connections)
 
     def close_with_next_answer(self) -> None:

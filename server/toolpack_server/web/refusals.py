@@ -63,7 +63,7 @@ async def send_response(
 
 
 async def send_body(send: Send, body: bytes | memoryview) -> None:
-    """Send the body of a response in pieces. Each piece waits until the client has read enough of the previous ones."""
+    """Send the body of a response in pieces. Each waits until the client has read enough of the previous pieces."""
     offset = 0
     while len(body) - offset > PIECE_BYTES:
         await send({"type": "http.response.body", "body": body[offset : offset + PIECE_BYTES], "more_body": True})

@@ -145,7 +145,7 @@ class WebSocket(asyncio.Protocol):
         return None
 
     async def send(self, text: str) -> None:
-        """Send a message, and wait until the client has read enough of the previous ones."""
+        """Send a message, and wait until the client has read enough of the previous messages."""
         if not self._has_ended:
             self._send(TextMessage(data=text))
             await asyncio.sleep(0)  # let other clients have a turn between messages that arrived together
@@ -212,7 +212,7 @@ class WebSocket(asyncio.Protocol):
         self._schedule_parsing()
 
     def _schedule_parsing(self) -> None:
-        """Parse further frames in the next iteration of the event loop, if there may be any."""
+        """Parse further frames in the next iteration of the event loop, if some are left and there is room."""
         if self._paused and self._next_turn is None and not self._has_ended and self._can_parse():
             self._next_turn = self._loop.call_soon(self._parse)
 

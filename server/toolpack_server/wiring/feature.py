@@ -33,7 +33,7 @@ class Feature:
         name: Name of the feature and of its entry point, a word in lower case.
         needs: Names of required features. They are loaded before this one.
         after: Names of optional features. Those that are installed are loaded before this one. Creation hooks run in
-            loading order. Operation hooks run in that order, too, from the outside in.
+            loading order. Operation hooks also run in that order, from the outside in.
         settings: Settings class. The variables begin with `TOOLPACK_` and the feature's name. `Settings.of` returns an
             instance.
         metrics: Metrics that `/metrics` shows.
@@ -48,8 +48,8 @@ class Feature:
         creation_hooks: Functions that create hooks for new sessions.
         operation_hooks: Functions that create hooks for operations on sessions.
         filters: Functions that create filters for lists of sessions.
-        watchers: Classes that are notified of events in sessions, on the event loop. `App.feature` returns their
-            instances, too.
+        watchers: Classes that are notified of events in sessions, on the event loop. `App.feature` also returns their
+            instances.
         named_addresses: Class that defines the addresses of sessions besides the agent's. Only one feature can declare
             it.
         address_hooks: Functions that create hooks for the addresses of sessions. A hook sets an address's functions,

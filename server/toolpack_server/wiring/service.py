@@ -171,7 +171,7 @@ class Service:
         features: Features to load. Default: the installed features that the settings choose.
 
     Attributes:
-        methods: All methods, including those of agents' addresses.
+        methods: All methods, including the methods that only agents' addresses offer.
         rpc: Dispatcher of `/rpc`.
         scratch: Directory of the working copies of volumes.
         agents: Dispatcher of agents' addresses.

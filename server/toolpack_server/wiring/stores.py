@@ -35,7 +35,7 @@ def opener_path(url: str, features: Iterable[type[Feature]] | None = None) -> st
                 f"choose another --store: memory:{forms}."
             )
         (shown,) = scheme.split(maxsplit=1)[:1] or [""]
-        # The rest of the URL may contain a password.
+        # Show only the beginning, because the rest of the URL might contain a password.
         raise SettingsError(f"No store has URLs that begin with '{shown}…': use memory:{forms}.")
     return paths[scheme]
 

@@ -34,7 +34,7 @@ class BundleContent:
 
     Raises:
         InvalidParamsError: A toolpack of the bundle isn't loaded, or a feature refuses its data.
-        ClassesChangedError: Other classes than the loaded ones wrote the bundle.
+        ClassesChangedError: The bundle was written by other classes than the loaded classes.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class BundleContent:
     def _add_version(self, version: int, parts: Mapping[str, int]) -> None:
         """Check a version, and add it. `parts` maps each changed part to the number of its blob."""
         newest = max(self.changes, default=None)
-        # Versions may be missing only after version 0, because a store deletes old versions but keeps version 0.
+        # Versions can be missing only after version 0, because a store deletes old versions but keeps version 0.
         follows = version == 0 if newest is None else version == newest + 1 or (newest == 0 and version > 0)
         if not follows or any(self._blob_ids.get(number, ("",))[0] != part for part, number in parts.items()):
             raise InvalidParamsError(f"Version {version} of the bundle is out of order or lacks a blob.")

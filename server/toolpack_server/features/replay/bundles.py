@@ -227,7 +227,7 @@ class Bundles:
         Raises:
             StateDamagedError: The bundle's hash is wrong, or a blob can't be decoded.
             InvalidParamsError: The bundle isn't valid, or a toolpack isn't loaded.
-            ClassesChangedError: Other classes than the loaded ones wrote the bundle.
+            ClassesChangedError: The bundle was written by other classes than the loaded classes.
             TooLargeError: The unpacked bundle is too large.
         """
         memory = _MemoryReservation(reservation, XZ_MEMORY + COPIES * len(request.bundle))
@@ -342,7 +342,7 @@ class _MemoryReservation:
         """Reserve bytes for one line. The reservation only grows, so it covers later lines of the same size.
 
         Raises:
-            TooLargeError: The bundle needs more memory than a request may use.
+            TooLargeError: The bundle needs more memory than a request is allowed to use.
         """
         needed, max_bytes = self._needed + size, self._reservation.in_flight.max_per_request
         if needed > max_bytes:

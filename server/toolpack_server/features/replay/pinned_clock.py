@@ -1,7 +1,7 @@
 """Pinned clock and random numbers of a call, so that its function returns the same result each time it runs.
 
 The package time-machine pins the clock: it replaces the C functions behind `time` and `datetime`. So functions that
-were imported by name are pinned, too, and `datetime` stays the real class. Random numbers are derived from the seed and
+were imported by name are also pinned, and `datetime` stays the real class. Random numbers are derived from the seed and
 the tick with BLAKE2b. No random generator keeps its state from one call to the next.
 
 The whole process sees the pinned values, so it must run only one call at a time. After the call, time and random
@@ -123,7 +123,7 @@ def _pinned_time(now_ns: int) -> Iterator[None]:
     travel = time_machine.travel(_EPOCH, tick=False)
     clock = travel.start()
     try:
-        # time-machine's own clocks stand still or run in real time, but here only a reading may advance the clock.
+        # time-machine's own clocks stand still or run in real time, but this clock must advance only when it is read.
         clock.__class__ = _moving_class(time_machine.Traveller)
         clock.next_ns = now_ns
         yield

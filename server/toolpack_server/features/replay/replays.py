@@ -132,7 +132,7 @@ class Replays:
         self._context.runtime(Recipe.of(session).toolpacks)
         count = head.index + 1
         new = await self._start_session(session, labels, creation, {REPLAYS: count} if creation else {})
-        # The session may have more records now than when the request was first sent, so use the stored count.
+        # The session might have more records now than when the request was first sent, so use the stored count.
         if creation is not None:
             stored, _ = await self._sessions.read(lambda reader: reader.find(new["session_id"], session.owner))
             count = details_of(stored)[REPLAYS]

@@ -63,9 +63,9 @@ class Seeds:
     """The seed and clock of a session.
 
     Attributes:
-        seed: Seed of the random numbers; None if they aren't pinned.
-        clock: Time at tick 0, RFC 3339 with an offset; None if time isn't pinned.
-        clock_step_seconds: Seconds that each tick adds to the clock; None without a clock.
+        seed: Seed of the random numbers, or None if they aren't pinned.
+        clock: Time at tick 0 in RFC 3339 with an offset, or None if time isn't pinned.
+        clock_step_seconds: Seconds that each tick adds to the clock, or None without a clock.
         ticks: Tick of the record that created the session's first version; 0 unless the session is a fork.
     """
 

@@ -1,6 +1,6 @@
 """Writers of volumes: the libraries, such as SQLite, that decide the bytes of a seeded session's volumes.
 
-The digest of a world covers the bytes of its volumes, and another version of SQLite may store equal content in other
+The digest of a world covers the bytes of its volumes, and another version of SQLite might store equal content in other
 bytes. So a seeded session stores the versions of its writers, and a replay with other versions doesn't compare digests.
 """
 
@@ -22,7 +22,7 @@ def current_writers(context: SessionContext) -> Mapping[str, Any]:
 def other_writers(context: SessionContext, details: Mapping[str, Any]) -> set[str]:
     """Return the kinds of volumes whose writer in a session with these details differs from this server's writer.
 
-    The details may come from an untrusted bundle.
+    The details might come from an untrusted bundle, so invalid details are ignored.
     """
     recorded = details.get(WRITTEN_BY)
     if not isinstance(recorded, dict):

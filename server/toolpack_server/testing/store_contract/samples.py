@@ -59,7 +59,7 @@ def fork_of(sample, version=0, last=-1, **more):
 
 
 def delete(store, session_ids):
-    """Delete sessions, clean up their data, and return the ids of the deleted ones."""
+    """Delete sessions, clean up their data, and return the ids of the deleted sessions."""
     deleted = store.delete(session_ids)
     store.clean_up()
     return deleted
@@ -73,7 +73,7 @@ def delete_expired(store, now, limit, busy=()):
 
 
 def existing(store, *blobs):
-    """Return those of these blobs that the store contains."""
+    """Return the blobs that the store contains, out of `blobs`."""
     stored = []
     for blob in blobs:
         try:

@@ -49,7 +49,7 @@ class McpEndpoint:
     """The endpoint `/mcp/<key>`, for all HTTP methods.
 
     Attributes:
-        allowed: The HTTP methods that clients may use besides OPTIONS.
+        allowed: The HTTP methods that clients can use besides OPTIONS.
         not_allowed: The message for a request with another method.
         status: The HTTP status for each `Fault` of a reply.
     """

@@ -111,7 +111,9 @@ def cross_origin(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     match = _ORIGIN.fullmatch(origin.decode("latin-1").strip())
     authority = match[1].lower() if match else ""
     if not names_loopback(authority) and authority != headers.get(b"host", b"").decode("latin-1").lower():
-        raise HttpRefusedError(403, "A web page of another origin may not use this server: call it from a program.")
+        raise HttpRefusedError(
+            403, "A web page of another origin can't use this server: call the server from a program."
+        )
     return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
 
 

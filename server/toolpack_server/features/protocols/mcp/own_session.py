@@ -136,7 +136,7 @@ class OwnSessionEndpoint(McpEndpoint):
         await exchange.respond(NO_CONTENT, b"")
 
     async def _end(self, owner: Caller, session: dict[str, Any]) -> None:
-        """Evaluate a session with a task if its agent has acted in it, else close it."""
+        """Evaluate a session if it has a task and its agent has acted in it. Otherwise close it."""
         service = self._gateway.service
         if "task" in await service.invoke(owner, "get_session", session) and await self._has_acted(owner, session):
             options = {"record": True, "raise_on_error": False}

@@ -37,7 +37,7 @@ class Tools:
         return b"[%b]" % b",".join(filter(None, [tools[1:-1], *others])) if others else tools
 
     async def use(self, tool: AddressTool, caller: Caller, request: CallRequest) -> bytes:
-        """Run a tool and return the members of its result. An error is a result with `isError`."""
+        """Run a tool and return the fields of its result. An error is a result with `isError`."""
         if request.problem is not None:
             return tool_error(f"ValidationError: {request.problem}")
         try:

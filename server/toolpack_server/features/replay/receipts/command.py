@@ -236,7 +236,7 @@ async def _replay_session(
 async def _replay_records(
     service: Service, send: Send, entry: ReceiptEntry, times: list[Times], session_ids: list[str]
 ) -> dict[str, Any] | None:
-    """Run the records of a session again, after those of its ancestors if it is a fork.
+    """Run the records of a session again. If it is a fork, run the records of its ancestors first.
 
     Args:
         session_ids: List to which this function adds the ids of the new sessions.
@@ -315,7 +315,7 @@ def _report_lines(
         yield f"Other code: {text}."
     copies = len(receipt.sessions) - len({canonical(entry.shown()) for entry in receipt.sessions})
     if copies:
-        yield f"{copies} of {len(results)} sessions differ from another one only in their times: they may be copies."
+        yield f"{copies} of {len(results)} sessions differ from another one only in their times. They might be copies."
     for each in results:
         labels = " ".join(f"{name}={value}" for name, value in each["labels"].items())
         yield f"{'equal' if each['equal'] else 'DIFFERS':<8} {each['number']:>4}  {each['task']}  {labels}".rstrip()
