@@ -19,7 +19,7 @@ from toolpack_server.stores.base import Head, StoredSession
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address of a session.
+    """The access of one participant to a session.
 
     Attributes:
         name: Name of the address, such as `agent` or a participant's name.
@@ -54,7 +54,7 @@ class Address:
 
 
 class View(NamedTuple):
-    """Changes to the functions that a participant sees. A view can hide, rename or redescribe functions.
+    """Changes to the functions that a participant sees. It can hide functions, or change names and descriptions.
 
     Attributes:
         listed: Accepts the address's functions, and returns them as the participant sees them.

@@ -302,7 +302,7 @@ class CancelCallOperation(CallOperation):
 
 
 class RecordedCall(NamedTuple):
-    """A committed call.
+    """A committed call, as read from its record.
 
     Attributes:
         outcome: The outcome of the call.
@@ -361,7 +361,7 @@ def timed_out(plan: Plan) -> Outcome:
 
 
 class CallKind(RecordKind):
-    """Record of a call."""
+    """Kind of the record of a call."""
 
     name = "call"
     shape = results.CallRecord

@@ -1,6 +1,6 @@
 """Bytes of a version's parts, read from the store on demand.
 
-All code reads the bytes of parts through this class, so results don't depend on what the worker has cached.
+All code reads the bytes of parts through `PartBytes`, so results don't depend on the worker's cache.
 """
 
 from collections.abc import Mapping

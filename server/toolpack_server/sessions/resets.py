@@ -124,7 +124,7 @@ class ResetOperation(SessionOperation):
 
 
 class ResetKind(RecordKind):
-    """Record of a reset."""
+    """Kind of the record of a reset."""
 
     name = "reset"
     shape = ResetRecord

@@ -1,6 +1,6 @@
 """Comparison of two graphs in pieces by their groups, which doesn't load the objects.
 
-The module `pieces` explains graphs in pieces, groups and roots.
+The module `pieces` explains how a graph is divided into pieces and groups, and what a root is.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Graph of lazy instances, which loads groups during a call, and writes the groups that the call has changed.
 
-The module `pieces` explains the rule and the terms.
+The module `pieces` explains how a graph is divided into pieces and groups.
 """
 
 import itertools

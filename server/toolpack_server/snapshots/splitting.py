@@ -1,6 +1,6 @@
 """Splitter that cuts an object graph into pieces, for an environment that isn't stored in pieces yet.
 
-The module `pieces` explains the rule and the terms.
+The module `pieces` explains how a graph is divided into pieces and groups.
 """
 
 from collections import Counter

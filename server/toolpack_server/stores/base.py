@@ -115,7 +115,7 @@ class SessionQuery:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The current state of a session."""
+    """The current state of a session, which the next commit must continue."""
 
     index: int  # index of the last record; -1 if there are no records
     version: int

@@ -1,6 +1,6 @@
 """Helpers of all durable stores for columns of sessions: digests of recipes, and JSON that might be damaged.
 
-A session and all its forks have the same recipe, so a store keeps the recipe once, under its digest.
+A session and all its forks have the same recipe, so a store stores this recipe only once, under its digest.
 """
 
 import hashlib

@@ -16,7 +16,7 @@ import redis
 
 
 class Scripts:
-    """A script, and the idle connections that run it.
+    """The store's script, and the idle connections that run it.
 
     The number of connections grows to the number of threads that run the script at once.
     """

@@ -29,7 +29,7 @@ WAIT_SECONDS = 0.05  # maximum time in seconds that commits wait because readers
 
 
 class Checkpoints:
-    """The thread that checkpoints one file."""
+    """Thread that copies the write-ahead log of one database file into the database."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection], log: Path) -> None:
         self._connect = connect

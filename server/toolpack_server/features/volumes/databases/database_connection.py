@@ -125,7 +125,7 @@ class _Rules:
 
 
 class SessionCursor(sqlite3.Cursor):
-    """Cursor that passes its SQL to the authorizer, because SQLite doesn't."""
+    """Cursor that passes its SQL to the authorizer, because SQLite passes only single actions."""
 
     def execute(self, sql: str, parameters: Any = (), /) -> "SessionCursor":
         rules: _Rules = self.connection.rules  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ class SessionCursor(sqlite3.Cursor):
 
 
 class SessionConnection(sqlite3.Connection):
-    """Connection of one call.
+    """Connection of one call to its database. It refuses methods that could bypass the restrictions.
 
     Attributes:
         rules: State of the authorizer.

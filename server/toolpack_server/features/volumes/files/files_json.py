@@ -31,7 +31,7 @@ _BASE64, _DIR, _LINK, _SIZE, _DIFF = "$base64", "$dir", "$link", "$size", "$diff
 
 
 class _ViewEntry(NamedTuple):
-    """Entry of a view.
+    """Entry of a view, which is a file, a link or an empty folder.
 
     Attributes:
         node: The node.

@@ -1,6 +1,6 @@
 """Path resolution in a tree of files. Results and errors are the same as on Linux.
 
-A path is resolved step by step, through links and `..`. A path that leads out of the tree is an error.
+A path is resolved step by step, through links and `..`. A path that leads out of the tree raises an error.
 """
 
 import errno

@@ -33,7 +33,7 @@ class LinkNode:
 class FolderNode:
     """Folder in a tree, with its nodes by name.
 
-    Only its creator can change the dictionary, before other code uses the folder.
+    Only its creator is allowed to change the dictionary, and only before other code uses the folder.
     """
 
     entries: dict[str, "Node"] = field(default_factory=dict)
