@@ -1,1 +1,1 @@
-"""A2A: judges agents of this protocol with the server's tasks, as a command or as a green agent of AgentBeats."""
+"""Judging of agents that speak A2A with the server's tasks, by a command or as a green agent for AgentBeats."""

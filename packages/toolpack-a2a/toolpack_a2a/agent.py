@@ -44,7 +44,7 @@ class AgentError(Exception):
     """An agent's failure. The message is a sentence.
 
     Attributes:
-        failure: `unreachable` if the agent never got the task. With any other value, it got the task and failed later.
+        failure: `unreachable` if the agent never received the task. Any other value means that it failed later.
     """
 
     def __init__(self, failure: Failure, message: str) -> None:
@@ -62,7 +62,7 @@ class AgentReply:
 
     Attributes:
         state: The state of the agent's A2A task, such as `completed`. A plain message counts as `completed`.
-        text: The text of the artifacts or, if they have none, of the last message.
+        text: The text of the artifacts or, if they contain no text, of the last message.
     """
 
     state: str
@@ -80,7 +80,7 @@ _received: ContextVar[_ReceivedBytes] = ContextVar("_received")
 
 
 class _CountedStream(httpx.AsyncByteStream):
-    """Body of a response that counts its bytes, and raises `_FloodError` after `MAX_REPLY_BYTES` in all."""
+    """Body of a response that counts its bytes. It raises `_FloodError` after `MAX_REPLY_BYTES` for one task."""
 
     def __init__(self, stream: httpx.AsyncByteStream, received: _ReceivedBytes) -> None:
         self._stream = stream
@@ -121,7 +121,7 @@ class _BoundedTransport(httpx.AsyncHTTPTransport):
 
 @dataclass(slots=True)
 class _Progress:
-    """State of an agent's A2A task, and the texts that the agent has sent so far."""
+    """State of an agent's A2A task, and the text that the agent has sent so far."""
 
     task_id: str = ""
     state: "TaskState | None" = None  # None: no task yet
@@ -133,7 +133,7 @@ class _Progress:
         return self.state is not None and self.state not in _RUNNING
 
     def add(self, event: StreamResponse) -> None:
-        """Add an event of the agent's stream."""
+        """Add an event from the agent's stream."""
         if event.HasField("message"):
             self.state = TaskState.TASK_STATE_COMPLETED
             self.message = _text(event.message)
@@ -187,7 +187,7 @@ class A2AAgent:
 
         Args:
             metadata: Metadata of the message, for programs.
-            seconds: Time limit. After it the agent's task is cancelled.
+            seconds: Time limit, after which the agent's task is cancelled.
 
         Raises:
             AgentError: The agent failed.
@@ -221,7 +221,7 @@ class A2AAgent:
                 if progress.is_over:
                     return
         except A2AClientError:
-            if not progress.task_id:  # with a task, only the stream broke: the agent may still work
+            if not progress.task_id:  # if there is a task, only the stream broke, and the agent might still be working
                 raise
         while not progress.is_over:
             if not progress.task_id:
@@ -258,7 +258,7 @@ async def open_agent(url: str) -> AsyncIterator[A2AAgent]:
             ) from None
         except _FloodError:
             raise AgentError("unreachable", f"The card of the agent at {url} is too large, or compressed.") from None
-        except Exception as error:  # noqa: BLE001 - the SDK may raise anything for an untrusted card
+        except Exception as error:  # noqa: BLE001 - the SDK can raise any exception for an untrusted card
             raise AgentError("unreachable", f"There is no A2A agent at {url}: {_shown(error)}") from None
         yield A2AAgent(client, url)
 
@@ -273,7 +273,7 @@ def _agent_errors(url: str) -> Iterator[None]:
     except _FloodError:
         limit = MAX_REPLY_BYTES // 2**20
         raise AgentError("flood", f"The agent sent more than {limit} MiB, or compressed data.") from None
-    except Exception as error:  # noqa: BLE001 - the SDK may raise anything for untrusted replies
+    except Exception as error:  # noqa: BLE001 - the SDK can raise any exception for untrusted replies
         cause = error.__cause__
         if isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
             raise AgentError("unreachable", f"The agent at {url} can't be reached: {_shown(cause)}") from None

@@ -1,7 +1,7 @@
-"""Green agent: AgentBeats' word for an agent that judges other agents.
+"""Green agent, which is AgentBeats' term for an agent that judges other agents.
 
-A request by A2A contains the URL of an agent. The green agent lets that agent play tasks of the server, and replies
-with the verdicts on the rollouts.
+An A2A request contains the URL of an agent. The green agent lets this agent play the server's tasks, and replies with
+the verdicts on the rollouts.
 """
 
 import json
@@ -75,14 +75,14 @@ class AssessmentConfig(BaseModel):
 
 
 class Assessment(BaseModel):
-    """AgentBeats' request of an assessment."""
+    """AgentBeats' request for an assessment, which names the agent to judge."""
 
     participants: dict[str, str] = Field(min_length=1, max_length=1, description="The URL of the agent, by its role.")
     config: AssessmentConfig
 
 
 def parse_assessment(text: str) -> Assessment:
-    """Return the assessment that a message asks for.
+    """Return the assessment that a message requests.
 
     Raises:
         InvalidParamsError: The message isn't a request for an assessment.
@@ -109,7 +109,7 @@ class GreenAgent(AgentExecutor):
         self._running = 0
 
     def check(self, message: A2AMessage) -> None:
-        """Refuse a message that doesn't ask for an assessment, or any message while too many assessments run.
+        """Refuse a message that doesn't request an assessment, or any message while too many assessments run.
 
         Raises:
             A2AError: The message is refused.
@@ -119,7 +119,7 @@ class GreenAgent(AgentExecutor):
             raise UnsupportedOperationError(f"{MAX_ASSESSMENTS} assessments are running: send this one again later.")
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Judge the agent of a request, and send events: the task, each verdict, and the results or the failure."""
+        """Judge the agent named in a request. Send the task, each verdict, and the results or the failure as events."""
         assessment = parse_assessment(context.get_user_input())
         message = context.message
         assert message is not None  # noqa: S101 - its text was read
@@ -155,7 +155,7 @@ class GreenAgent(AgentExecutor):
         return rollouts
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
-        """Confirm that a task is cancelled. The SDK has cancelled `execute`."""
+        """Confirm that a task is cancelled. The SDK has already cancelled `execute`."""
         task = context.current_task
         if task is not None:
             await TaskUpdater(event_queue, task.id, task.context_id).cancel()
@@ -195,7 +195,7 @@ class CheckedHandler(DefaultRequestHandler):
 
 
 class RecentTasks(InMemoryTaskStore):
-    """Task store that keeps the running tasks, and only the latest `MAX_FINISHED` tasks of the others."""
+    """Task store that keeps all running tasks, but only the latest `MAX_FINISHED` finished tasks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class RecentTasks(InMemoryTaskStore):
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to a request with a body larger than `MAX_BODY_BYTES`."""
+    """ASGI middleware that responds with 413 to a request with a body larger than `MAX_BODY_BYTES`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Rollouts of A2A agents: each plays a task in a session of its own, over MCP, and gets a verdict."""
+"""Rollouts by A2A agents. In each rollout, an agent plays a task in its own session over MCP, and gets a verdict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class JudgedRollout:
     Attributes:
         ended: The state of the agent's A2A task, such as `completed`, or how the agent failed, such as `timeout`.
         problem: How the agent failed, in a sentence. None if it didn't fail.
-        verdict: The result of `evaluate_session`. None if the agent never got the task.
+        verdict: The result of `evaluate_session`. None if the agent never received the task.
     """
 
     task: str
@@ -39,7 +39,7 @@ class JudgedRollout:
 
     @property
     def passed(self) -> bool:
-        """Whether the rollout has a valid verdict that the task was done."""
+        """Whether the rollout has a valid verdict, and passed."""
         return self.verdict is not None and self.is_valid and bool(self.verdict["passed"])
 
     def line(self) -> str:
@@ -65,12 +65,12 @@ class JudgedRollout:
 
 
 class Judge:
-    """Sends tasks of a server to agents.
+    """Sends a server's tasks to agents, and evaluates the rollouts.
 
     Args:
         client: Client of the server.
         public_url: URL of the server for agents.
-        run: Value of the label `judge` of all sessions.
+        run: Value of the label `judge`, which marks all sessions of a run.
     """
 
     def __init__(self, client: AsyncClient, public_url: str, run: str) -> None:
@@ -79,10 +79,10 @@ class Judge:
         self._run = run
 
     async def tasks(self, names: Sequence[str], toolpack: str | None = None, split: str | None = None) -> list[str]:
-        """Return the tasks to play: the named ones, and those of a toolpack.
+        """Return the tasks to play: the named tasks, and the tasks of a toolpack or of its split.
 
         Raises:
-            JudgeError: There is no such task, or it needs participants.
+            JudgeError: There is no task to play, or a task needs participants.
         """
         try:
             tasks = [await self._client.get_task(name) for name in names]
@@ -107,7 +107,7 @@ class Judge:
     async def play(self, agent: A2AAgent, task: str, seconds: float) -> JudgedRollout:
         """Have an agent play a task, evaluate the session, and record the verdict.
 
-        An agent that fails is judged by the calls that it made before. After the evaluation, its calls are refused.
+        If the agent fails, it is judged by the calls that it made before. After the evaluation, its calls are refused.
         """
         session = await self._client.create_session(task=task, labels={LABEL: self._run})
         session_id = session["session_id"]
@@ -127,7 +127,7 @@ class Judge:
         if answer is not None:
             try:
                 await agent_client.submit_answer(answer)
-            except ReplyError as error:  # the agent has submitted an answer itself, or this answer is too long
+            except ReplyError as error:  # the agent has already submitted an answer itself, or this answer is too long
                 if not (await agent_client.get_task())["done"]:
                     problem = f"Its answer was not accepted: {error}"
         verdict = await self._client.evaluate_session(session_id, record=True, ends=True, raise_on_error=False)

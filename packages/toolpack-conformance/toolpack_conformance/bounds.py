@@ -1,7 +1,7 @@
 """HTTP transport with one timeout for a whole request.
 
 The timeouts of httpx apply to single reads, so a server that sends a byte now and then could keep a request alive
-forever. Here the sending thread sets one deadline per request. Each read and write may take the remaining time.
+forever. Here the sending thread sets one deadline per request. Each read and write can take only the remaining time.
 """
 
 import select
@@ -16,7 +16,7 @@ import httpcore
 import httpx
 
 _request = threading.local()
-_ENDED = getattr(select, "POLLRDHUP", select.POLLIN)  # only Linux distinguishes an end from data
+_ENDED = getattr(select, "POLLRDHUP", select.POLLIN)  # only Linux distinguishes a closed connection from data
 
 
 @contextmanager
@@ -30,12 +30,12 @@ def _seconds_left() -> float:
     """Return the time until the deadline of this thread's request. Raise `ReadTimeout` if the deadline has passed."""
     left: float = _request.ends - time.monotonic()
     if left <= 0:
-        raise httpcore.ReadTimeout("the answer didn't end in time")
+        raise httpcore.ReadTimeout("the response didn't end in time")
     return left
 
 
 class _BoundedStream(httpcore.NetworkStream):
-    """Connection with the deadline of the thread that uses it."""
+    """Connection whose reads and writes end at the deadline of the thread that uses it."""
 
     def __init__(self, stream: httpcore.NetworkStream) -> None:
         self._stream = stream
@@ -58,11 +58,11 @@ class _BoundedStream(httpcore.NetworkStream):
         return _BoundedStream(self._stream.start_tls(ssl_context, server_hostname, _seconds_left()))
 
     def get_extra_info(self, info: str) -> Any:
-        """Return information on the stream. For `is_readable`, return whether the connection has ended.
+        """Return information on the stream. For `is_readable`, return whether the server has closed the connection.
 
-        The pool asks idle connections for `is_readable`, and closes a readable connection because its server has ended
-        it. But a connection that a thread has just taken counts as idle until the thread sends its request. If data
-        counted as readable, another thread could close such a connection ("Bad file descriptor").
+        The pool checks `is_readable` of idle connections, and closes a readable connection because its server has
+        closed it. But a connection that a thread has just acquired counts as idle until the thread sends its request.
+        If data counted as readable, another thread could close this connection ("Bad file descriptor").
         """
         if info != "is_readable":
             return self._stream.get_extra_info(info)
@@ -93,7 +93,7 @@ class _BoundedBackend(httpcore.NetworkBackend):
 
 def bounded_transport() -> httpx.BaseTransport:
     """Return a transport for requests that several threads send `within` a time limit."""
-    # Idle connections aren't closed for their age or number, because another thread may just have taken one.
+    # Idle connections aren't closed for their age or number, because a thread might just have acquired one.
     transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=100, keepalive_expiry=None))
-    transport._pool._network_backend = _BoundedBackend()  # noqa: SLF001 - httpx has no public way
+    transport._pool._network_backend = _BoundedBackend()  # noqa: SLF001 - httpx offers no public way
     return transport

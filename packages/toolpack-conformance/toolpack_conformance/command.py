@@ -35,7 +35,7 @@ def conform(
 ) -> None:
     """Check through a server's URL whether it keeps the guarantees.
 
-    Exit status 1: a check failed. 2: no check failed, but there wasn't time for all.
+    Exit status 1: a check failed. 2: no check failed, but the time ran out before all checks were complete.
     """
     if toolpack:
         echo(*_TOOLPACK.read_text(encoding="utf-8").splitlines())

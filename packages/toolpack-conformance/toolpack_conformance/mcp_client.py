@@ -1,6 +1,6 @@
 """Minimal MCP client for the checks.
 
-It speaks version 2025-06-18 over Streamable HTTP, which every MCP server still accepts.
+It speaks version 2025-06-18 over Streamable HTTP, because every MCP server still accepts this version.
 """
 
 import json
@@ -19,7 +19,7 @@ class McpClient:
     """An MCP client for one path of the server.
 
     Attributes:
-        greeting: The server's answer to `initialize`.
+        greeting: The server's result of `initialize`.
         notified: The response to `notifications/initialized`.
     """
 
@@ -33,7 +33,7 @@ class McpClient:
         self.notified = self.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def post(self, message: Any, headers: Mapping[str, str] = _NOTHING) -> httpx.Response:
-        """Send a message, or bytes that needn't be one, and return the HTTP response."""
+        """Send a message, or bytes that needn't be a valid message, and return the HTTP response."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
         response = self._target.post(body, self._path, headers={**self._headers, **headers})
         if "mcp-session-id" in response.headers:
@@ -41,7 +41,7 @@ class McpClient:
         return response
 
     def end(self) -> httpx.Response:
-        """Send DELETE, with which a client ends its MCP session."""
+        """End the MCP session by a DELETE request."""
         return self._target.post(b"", self._path, headers=self._headers, http_method="DELETE")
 
     def reply(
@@ -51,7 +51,7 @@ class McpClient:
         request_id: int | str | None = None,
         headers: Mapping[str, str] = _NOTHING,
     ) -> dict[str, Any]:
-        """Send a request and return the response, which may come as a server-sent event."""
+        """Send a request and return the response, which the server can also send as a server-sent event."""
         self._number += 1
         request_id = self._number if request_id is None else request_id
         response = self.post({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params or {}}, headers)
@@ -65,12 +65,12 @@ class McpClient:
         """Send a request that must succeed, and return its result."""
         reply = self.reply(method, params, headers=headers)
         if "error" in reply:
-            raise Failed(f"MCP's {method} answered with an error: {reply['error']}")
+            raise Failed(f"MCP's {method} returned an error: {reply['error']}")
         result: dict[str, Any] = reply["result"]
         return result
 
     def code(self, method: str, params: Mapping[str, Any] | None = None) -> int | None:
-        """Send a request and return the error's code, or None if the answer isn't an error."""
+        """Send a request and return the error's code, or None if the response isn't an error."""
         code: int | None = self.reply(method, params).get("error", {}).get("code")
         return code
 
@@ -80,10 +80,10 @@ class McpClient:
 
 
 def _answer(response: httpx.Response, request_id: Any) -> Any:
-    """Return the JSON-RPC response in an HTTP response, which may be an event stream."""
+    """Return the JSON-RPC response in an HTTP response, which can be an event stream."""
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         return parse_json(response)
-    # The data of an event may have several lines. An empty line ends the event.
+    # The data of an event can consist of several lines. An empty line ends the event.
     for event in response.text.replace("\r\n", "\n").split("\n\n"):
         data = "\n".join(line[5:].lstrip() for line in event.split("\n") if line.startswith("data:"))
         if data:

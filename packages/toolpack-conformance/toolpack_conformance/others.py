@@ -15,35 +15,35 @@ import httpx
 from toolpack_conformance.mcp_client import McpClient
 from toolpack_conformance.target import TOOLPACK, Call, Failed, Refused, Target, parse_json
 
-_TIMEOUT_SECONDS = 15.0  # seconds for an answer
+_TIMEOUT_SECONDS = 15.0  # time limit for a response
 _MAX_BYTES = 2**27  # max size of a message
 _TASK = f"{TOOLPACK}/five"  # the task of each episode
 _DEEP = "[" * 100_000 + "]" * 100_000
 _OVERLOAD = 503
 
 
-class CallFailed(Exception):  # noqa: N818 - the failure may be expected
+class CallFailed(Exception):  # noqa: N818 - a check might expect the failure
     """A call failed. The message says why."""
 
 
 class OtherSession(Protocol):
-    """A client's session, in which it can call the functions of the toolpack."""
+    """A client's session, in which the client can call the toolpack's functions."""
 
     def together(self, calls: Sequence[Call]) -> list[Any]:
-        """Send calls without waiting for answers in between. Return a result or a `CallFailed` for each."""
+        """Send calls without waiting for responses in between. Return a result or a `CallFailed` for each call."""
 
     def reset(self) -> None:
         """Restore the initial environment. Only OpenEnv has this request."""
 
     def reward(self, call: Call) -> Any:
-        """Call a function or `submit_answer`, and return the reward, or None without one.
+        """Call a function or `submit_answer`, and return the reward, or None if no reward comes with the call.
 
         Raises:
             CallFailed: The call failed.
         """
 
     def send_deep(self) -> None:
-        """Send JSON that is nested 100,000 levels deep, and ignore the answer."""
+        """Send JSON that is nested 100,000 levels deep, and ignore the response."""
 
     def close(self) -> None: ...
 
@@ -61,7 +61,7 @@ def run(session: OtherSession, function: str, **kwargs: Any) -> Any:
 
 
 def _value(text: str) -> Any:
-    """Return a result that was sent as text: parsed as JSON, or unchanged if it isn't JSON."""
+    """Return a result that the server sent as a string. Parse it if it is JSON."""
     try:
         return json.loads(text)
     except ValueError:
@@ -77,16 +77,16 @@ class OrsSession:
         self._post("/create", {"task_spec": {"task": _TASK}})
 
     def send(self, path: str, body: Any = None) -> httpx.Response:
-        """Send POST with a body, or GET without one.
+        """Send POST with a body, or GET without a body.
 
         Raises:
-            Failed: The server answered with a server error, other than 503.
+            Failed: The server responded with a server error other than 503.
         """
         content = body.encode() if isinstance(body, str) else b"" if body is None else json.dumps(body).encode()
         verb = "GET" if body is None else "POST"
         response = self._target.post(content, path, headers=self._headers, http_method=verb)
         if response.is_server_error and response.status_code != _OVERLOAD:
-            raise Failed(f"{path} answers HTTP {response.status_code}, which its clients don't retry")
+            raise Failed(f"{path} responds with HTTP {response.status_code}, which its clients don't retry")
         return response
 
     def _post(self, path: str, body: Any) -> httpx.Response:
@@ -97,7 +97,7 @@ class OrsSession:
         return response
 
     def output(self, call: Call, task_id: str | None = None) -> dict[str, Any]:
-        """Call a function and return its output. A used `task_id` repeats the earlier call."""
+        """Call a function and return its output. A `task_id` that was used before repeats the earlier call."""
         optional = {} if task_id is None else {"task_id": task_id}
         events = _events(self._post("/call", {"name": call[0], "input": call[1], **optional}))
         name, data = events[-1]
@@ -134,7 +134,7 @@ class OrsSession:
 
 
 def _events(response: httpx.Response) -> list[tuple[str, str]]:
-    """Return the names and data of the events of a stream. Each event has one line of data."""
+    """Return the names and data of a stream's events. Each event contains one line of data."""
     events = []
     for event in response.text.split("\n\n"):
         fields = dict(line.split(":", 1) for line in event.split("\n") if line.partition(":")[0])
@@ -146,7 +146,7 @@ def _events(response: httpx.Response) -> list[tuple[str, str]]:
 
 
 class OpenEnvSession:
-    """A WebSocket at `/ws`, which has its own environment in OpenEnv."""
+    """A WebSocket at `/ws`. In OpenEnv, each WebSocket has its own environment."""
 
     def __init__(self, target: Target, url: str) -> None:
         from websockets.exceptions import ConnectionClosed, WebSocketException  # noqa: PLC0415 - only OpenEnv needs it
@@ -179,7 +179,7 @@ class OpenEnvSession:
         try:
             message: dict[str, Any] = json.loads(self._socket.recv(_TIMEOUT_SECONDS))
         except TimeoutError:
-            raise Failed(f"no answer in {_TIMEOUT_SECONDS:g} s") from None
+            raise Failed(f"no response in {_TIMEOUT_SECONDS:g} s") from None
         except self._closed as error:
             raise Refused(f"the connection was closed: {error}") from None
         if message["type"] == "error":
@@ -223,7 +223,7 @@ class OpenEnvSession:
         """Send a message that must be refused, and return the error, which begins with its code."""
         self._send(message)
         try:
-            raise Failed(f"a message must be refused, but the answer is {str(self._receive())[:200]}")
+            raise Failed(f"a message must be refused, but the response is {str(self._receive())[:200]}")
         except CallFailed as failed:
             return str(failed)
 
@@ -247,7 +247,7 @@ class McpSession:
     def _call(self, call: Call) -> Any:
         name, arguments = call
         reply = self.mcp.reply("tools/call", {"name": name, "arguments": arguments})
-        if "error" in reply:  # MCP's answer to a call of an unknown function
+        if "error" in reply:  # MCP's response to a call of an unknown function
             return CallFailed(str(reply["error"]["message"]))
         answer = reply["result"]
         text = "".join(block.get("text", "") for block in answer["content"])

@@ -1,7 +1,7 @@
 """Run of all probes against a server, and the report of their results.
 
-A server that hangs or crashes doesn't conform. A probe that didn't run for lack of time, as on a busy machine, has
-neither passed nor failed.
+If the server hangs or crashes, the probe fails. If the time runs out before a probe is complete, for example on a busy
+machine, the probe has neither passed nor failed.
 """
 
 import time
@@ -33,18 +33,18 @@ from toolpack_conformance.target import TOOLPACK, Failed, NotTried, Target
 
 SECONDS = 600.0  # max time of a run; no request is sent later. An idle server needs a few seconds
 SECONDS_A_REQUEST = 15.0
-AT_ONCE = 6  # probes that run at the same time; they mostly wait
+AT_ONCE = 6  # max number of probes that run at the same time; they mostly wait
 MAX_SHOWN = 200  # characters of an exception's text
 NOT_ASKED = "—"  # the protocol can't express the guarantee
-ALONE = "limits"  # its probes run one by one, because a server may refuse several large requests at a time
+ALONE = "limits"  # its probes run one by one, because a server might refuse several large requests at a time
 
 
 class Answer(NamedTuple):
     """The result of a probe.
 
     Attributes:
-        failure: Why the probe failed. None if it passed.
-        tried: Whether there was time to run the probe.
+        failure: Why the probe failed or wasn't complete. None if it passed.
+        tried: Whether there was enough time for the probe.
     """
 
     guarantee: str
@@ -63,7 +63,7 @@ def conform(
     """Run the probes against a server and return their results.
 
     Raises:
-        Failed: The server doesn't answer, or doesn't have the toolpack.
+        Failed: The server doesn't respond, or doesn't offer the toolpack.
     """
     end_time = time.monotonic() + SECONDS
     with Target(url, token, transport, SECONDS_A_REQUEST, end_time) as target:
@@ -91,7 +91,7 @@ def conform_other(
     """Run the probes of the guarantees that another protocol can express. Return their results.
 
     Raises:
-        Failed: The server doesn't answer.
+        Failed: The server doesn't respond.
     """
     end_time = time.monotonic() + SECONDS
     sessions: list[OtherSession] = []
@@ -126,7 +126,7 @@ T = TypeVar("T")
 
 
 def failure(run: Callable[[T], Any], target: T) -> tuple[str | None, bool]:
-    """Run a probe. Return why it failed, or None if it passed, and whether there was time for it."""
+    """Run a probe. Return why it failed, or None if it passed, and whether there was enough time for it."""
     try:
         run(target)
     except NotTried as error:
@@ -135,13 +135,13 @@ def failure(run: Callable[[T], Any], target: T) -> tuple[str | None, bool]:
         return str(failed), True
     except CallFailed as failed:
         return f"a request failed: {failed}", True
-    except Exception as error:  # noqa: BLE001 - a server may answer anything
-        return f"an answer doesn't have the expected form ({type(error).__name__}: {str(error)[:MAX_SHOWN]})", True
+    except Exception as error:  # noqa: BLE001 - a server can send anything
+        return f"a response doesn't have the expected form ({type(error).__name__}: {str(error)[:MAX_SHOWN]})", True
     return None, True
 
 
 def as_json(answers: Sequence[Answer], url: str, seconds: float) -> dict[str, Any]:
-    """Return the report for a file."""
+    """Return the report as a JSON object, which `--json` writes to a file."""
     rows: dict[str, list[dict[str, Any]]] = {}  # only guarantees that the protocol can express
     for answer in answers:
         passed = answer.failure is None if answer.tried else None
@@ -152,7 +152,7 @@ def as_json(answers: Sequence[Answer], url: str, seconds: float) -> dict[str, An
 
 
 def as_lines(answers: Sequence[Answer], guarantees: Sequence[str] = ()) -> list[str]:
-    """Return the lines of the table, then one line per failed check. Each of `guarantees` has a row."""
+    """Return the lines of the table, then one line per failed check. The table has a row for each guarantee."""
     lines = [f"{'guarantee':<22} checks  passed"]
     for guarantee in guarantees or dict.fromkeys(answer.guarantee for answer in answers):
         row = [answer for answer in answers if answer.guarantee == guarantee]

@@ -1,7 +1,7 @@
-"""The checked server and its sessions, with checks of the form of its answers.
+"""The checked server and its sessions, with checks of the form of its responses.
 
-The project's own client isn't used, because its retries would hide faults. Time and size of an answer are limited. Any
-answer becomes a value or a `Failed`. Redirects to other servers aren't followed.
+The project's own client isn't used, because its retries would hide faults. The time and size of a response are limited.
+Any response becomes a value or a `Failed`. Redirects to other servers aren't followed.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import httpx
 from toolpack_conformance.bounds import bounded_transport, within
 
 TOOLPACK = "conform"
-MAX_BYTES = 2**24  # of an answer; no check needs more
+MAX_BYTES = 2**24  # max size of a response; no check needs more
 _UNAUTHORIZED, _REFUSED = 401, 400
 ACCEPT = {"Accept": "application/json, text/event-stream"}  # MCP clients must send it
 
@@ -26,11 +26,11 @@ Call = tuple[str, Mapping[str, Any]]
 
 
 class Failed(Exception):  # noqa: N818 - the check failed, not this program
-    """The server doesn't keep a guarantee. The message says what was expected and what came instead."""
+    """The server doesn't keep a guarantee. The message contains the expected and the actual result."""
 
 
 class Refused(Failed):
-    """The server refused a request, but not with an error of its protocol."""
+    """The server refused a request, but not with an error that its protocol defines."""
 
 
 class NotTried(Failed):
@@ -56,8 +56,8 @@ class Target:
     """The server at a URL.
 
     Args:
-        seconds: Time limit for one answer.
-        ends: Time on the monotonic clock after which no request is sent.
+        seconds: Time limit for one response.
+        end_time: Time on the monotonic clock after which no request is sent.
         token_paths: Prefixes of the paths to which the token is sent.
 
     Raises:
@@ -76,7 +76,7 @@ class Target:
         self.token_headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._token_paths = token_paths
         self._seconds, self._end_time = seconds, end_time
-        # Compressed answers are refused, because a few compressed bytes can expand to gigabytes.
+        # Compressed responses are refused, because a few compressed bytes can expand to gigabytes.
         plain = {"Accept-Encoding": "identity"}
         if not url.startswith(("http://", "https://")):
             raise Failed(f"{url!r} isn't the URL of a server: give one such as http://127.0.0.1:8000")
@@ -97,10 +97,10 @@ class Target:
         token: bool = True,
         http_method: str = "POST",
     ) -> httpx.Response:
-        """Send a request and return the response. Only `token_paths` get the token.
+        """Send a request and return the response. The token is sent only to `token_paths`.
 
         Raises:
-            Failed: There was no answer.
+            Failed: There was no response.
             NotTried: There is no time left.
         """
         seconds_left = self._end_time - time.monotonic()
@@ -113,21 +113,21 @@ class Target:
                 return self._read(self._http.build_request(http_method, path, content=content, headers=sent))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if seconds_left < self._seconds and isinstance(error, httpx.TimeoutException):
-                raise NotTried("there was no time left for the answer") from None
+                raise NotTried("there was no time left for the response") from None
             why = f"{type(error).__name__} {error}"
-            raise Failed(f"no answer to a request at {path[:8]}… of {self._http.base_url}: {why}") from None
+            raise Failed(f"no response to a request at {path[:8]}… of {self._http.base_url}: {why}") from None
 
     def _read(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and read its answer, up to the maximum length."""
+        """Send a request and read its response, up to the maximum length."""
         response = self._http.send(request, stream=True, follow_redirects=False)
         with contextlib.closing(response):
             if response.headers.get("content-encoding", "identity").lower() != "identity":
-                raise Failed("an answer is compressed, although the request didn't accept that")
+                raise Failed("a response is compressed, although the request didn't accept compression")
             chunks = list[bytes]()
             for chunk in response.iter_bytes():
                 chunks.append(chunk)
                 if response.num_bytes_downloaded > MAX_BYTES:
-                    raise Failed(f"an answer is longer than {MAX_BYTES >> 20} MiB")
+                    raise Failed(f"a response is longer than {MAX_BYTES >> 20} MiB")
         headers = [(name, value) for name, value in response.headers.multi_items() if name != "transfer-encoding"]
         return httpx.Response(response.status_code, headers=headers, content=b"".join(chunks), request=request)
 
@@ -147,19 +147,19 @@ class Target:
         """Send a request that must succeed, and return the result."""
         reply = self.reply(method, params, path)
         if "result" not in reply:
-            raise Failed(f"{method} answered with an error: {_shown(reply['error'])}")
+            raise Failed(f"{method} returned an error: {_shown(reply['error'])}")
         return reply["result"]
 
     def error(self, method: str, params: Any = None, path: str = "/rpc") -> dict[str, Any]:
         """Send a request that must be refused, and return the error."""
         reply = self.reply(method, params, path)
         if "error" not in reply:
-            raise Failed(f"{method} must be refused, but it answered {_shown(reply['result'])}")
+            raise Failed(f"{method} must be refused, but it returned {_shown(reply['result'])}")
         error: dict[str, Any] = reply["error"]
         return error
 
     def code(self, method: str, params: Any = None, path: str = "/rpc") -> int | None:
-        """Send a request and return the error's code, or None if the answer isn't an error."""
+        """Send a request and return the error's code, or None if the response isn't an error."""
         error: dict[str, Any] = self.reply(method, params, path).get("error", {})
         return error.get("code")
 
@@ -181,12 +181,12 @@ class Target:
         requests = [{"jsonrpc": "2.0", "id": n, "method": method, "params": each} for n, each in enumerate(params)]
         replies = parse_json(self.post(json.dumps(requests).encode(), path))
         if not isinstance(replies, list) or len(replies) != len(requests):
-            raise Failed(f"the answer to a batch of {len(requests)} requests isn't a list of as many responses")
+            raise Failed(f"the response to a batch of {len(requests)} requests isn't a list of the same length")
         results = {}
         for reply in replies:
             check_response(reply, reply.get("id") if isinstance(reply, dict) else None)
             if "result" not in reply:
-                raise Failed(f"{method} in a batch answered with an error: {_shown(reply['error'])}")
+                raise Failed(f"{method} in a batch returned an error: {_shown(reply['error'])}")
             results[reply["id"]] = reply["result"]
         return [results[number] for number in range(len(requests))]
 
@@ -233,7 +233,7 @@ class Session:
         return self.target.result(method, {"session_id": self.id, **params})
 
     def code(self, method: str, **params: Any) -> int | None:
-        """Send a request about this session and return the error's code, or None if the answer isn't an error."""
+        """Send a request about this session and return the error's code, or None if the response isn't an error."""
         return self.target.code(method, {"session_id": self.id, **params})
 
     def envelope(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Session:
         return envelope["error"]
 
     def error_code(self, function: str, kwargs: Mapping[str, Any] | None = None, **params: Any) -> int | None:
-        """Call a function and return the code of the JSON-RPC error, or None if the answer isn't an error."""
+        """Call a function and return the code of the JSON-RPC error, or None if the response isn't an error."""
         return self.code("run_function", function=function, kwargs=kwargs or {}, **params)
 
     def forks(self, **params: Any) -> "list[Session]":
@@ -273,7 +273,7 @@ class Session:
         return [Session(self.target, description) for description in self.ask("fork_session", **params)]
 
     def calls(self) -> list[dict[str, Any]]:
-        """Return the records of calls in the trace."""
+        """Return the trace's records of calls."""
         return [record for record in self.ask("get_trace") if record["kind"] == "call"]
 
     def contents(self) -> list[Any]:
@@ -299,7 +299,7 @@ def result_of(function: str, envelope: Mapping[str, Any]) -> Any:
 
 
 def check_envelope(envelope: Any) -> dict[str, Any]:
-    """Return an envelope. Raise `Failed` if it doesn't have both members."""
+    """Return an envelope. Raise `Failed` if it doesn't contain both fields."""
     if not isinstance(envelope, dict) or not {"result", "error"} <= envelope.keys():
         raise Failed(f"an envelope is an object of result and error, not {_shown(envelope)}")
     return envelope
@@ -311,7 +311,7 @@ def parse_json(response: httpx.Response) -> Any:
         return response.json()
     except (ValueError, RecursionError):
         failed = Refused if response.is_error else Failed
-        raise failed(f"the body of an answer (HTTP {response.status_code}) isn't JSON") from None
+        raise failed(f"the body of a response (HTTP {response.status_code}) isn't JSON") from None
 
 
 def check_response(reply: Any, request_id: Any) -> None:

@@ -1,4 +1,4 @@
-"""Toolpack for `toolpack-server conform`, with the smallest functions that can show a broken guarantee.
+"""Toolpack for `toolpack-server conform`, with the smallest functions that can reveal a broken guarantee.
 
 docs/internals/conform_toolpack.md lists the names, parameters and results, so that a server in any language can offer
 the same functions.
@@ -49,7 +49,7 @@ Environment = Annotated[Conformance, Depends(lambda environment: environment)]
 
 
 def change_everything(environment: Conformance, amount: int) -> None:
-    """Change the total, the list and the private note, so that a probe sees if only some changes are undone."""
+    """Change the total, the list and the private note, so that a probe can detect a partial undo."""
     environment.total += amount
     environment.first.append(amount)
     environment._note = f"note of {amount}"  # noqa: SLF001 - tests private state
@@ -59,7 +59,7 @@ def change_everything(environment: Conformance, amount: int) -> None:
 def add(environment: Environment, amount: int) -> int:
     """Add an amount to the total, and get the new total.
 
-    :param amount: What to add.
+    :param amount: Amount to add.
     """
     environment.total += amount
     return environment.total
@@ -75,7 +75,7 @@ def total(environment: Environment) -> int:
 def add_and_fail(environment: Environment, amount: int) -> int:
     """Add an amount to the total, the list and the note, then fail with a ValueError.
 
-    :param amount: What to add.
+    :param amount: Amount to add.
     """
     change_everything(environment, amount)
     raise ValueError(f"failed after adding {amount}")
@@ -85,8 +85,8 @@ def add_and_fail(environment: Environment, amount: int) -> int:
 def add_and_wait(environment: Environment, amount: int, seconds: float) -> int:
     """Add an amount to the total, the list and the note, wait, and get the new total.
 
-    :param amount: What to add.
-    :param seconds: How long to wait.
+    :param amount: Amount to add.
+    :param seconds: Seconds to wait.
     """
     change_everything(environment, amount)
     time.sleep(seconds)
@@ -97,8 +97,8 @@ def add_and_wait(environment: Environment, amount: int, seconds: float) -> int:
 async def add_and_await(environment: Environment, amount: int, seconds: float) -> int:
     """Do what `add_and_wait` does, as an async function.
 
-    :param amount: What to add.
-    :param seconds: How long to wait.
+    :param amount: Amount to add.
+    :param seconds: Seconds to wait.
     """
     change_everything(environment, amount)
     await asyncio.sleep(seconds)
@@ -109,7 +109,7 @@ async def add_and_await(environment: Environment, amount: int, seconds: float) -
 def append(environment: Environment, number: int) -> None:
     """Append a number to the list `first`.
 
-    :param number: What to append.
+    :param number: Number to append.
     """
     environment.first.append(number)
 
@@ -122,55 +122,55 @@ def second(environment: Environment) -> list[int]:
 
 @toolpack.function
 def write_note(environment: Environment, text: str) -> None:
-    """Keep a text in a private attribute.
+    """Store a string in a private attribute.
 
-    :param text: What to keep.
+    :param text: String to store.
     """
     environment._note = text  # noqa: SLF001 - tests private state
 
 
 @toolpack.function(read_only=True)
 def read_note(environment: Environment) -> str:
-    """Get the text that is kept in the private attribute."""
+    """Get the string in the private attribute."""
     return environment._note  # noqa: SLF001 - tests private state
 
 
 @toolpack.function
 def keep_types(environment: Environment) -> None:
-    """Keep a tuple, a set, a decimal, bytes, and an instance of a subclass that has an enum."""
+    """Store a tuple, a set, a decimal, bytes, and an instance of a subclass with an enum field."""
     environment.kept = ((1, 2), {3}, Decimal("1.10"), b"four")
     environment.thing = Colored(name="five", color=Color.RED)
 
 
 @toolpack.function(read_only=True)
 def kept_types(environment: Environment) -> list[str]:
-    """Get what is kept, each as Python writes it."""
+    """Get Python's `repr` of each stored value."""
     return [repr(value) for value in (*environment.kept, environment.thing)]
 
 
 @toolpack.function
 def keep_unstorable(environment: Environment) -> None:
-    """Keep a function, which no server can store exactly."""
+    """Store a function, which no server can store exactly."""
     environment.kept = (lambda: 0,)
 
 
 @toolpack.function(read_only=True)
 def repeat(text: str, times: int) -> str:
-    """Get a text several times, one after the other.
+    """Get a string that repeats a text.
 
-    :param text: What to repeat.
-    :param times: How often.
+    :param text: Text to repeat.
+    :param times: Number of repetitions.
     """
     return text * times
 
 
 def three(rollout: Rollout[Conformance]) -> None:
     rollout.check("the total is 3", rollout.environment.total == 3)  # noqa: PLR2004 - as in the prompt
-    rollout.environment.total += 100  # the evaluator has a copy, so no client may see this change
+    rollout.environment.total += 100  # the evaluator modifies its own copy, so clients must not see this change
 
 
 def five(rollout: Rollout[Conformance]) -> None:
-    if rollout.environment.total == 4:  # noqa: PLR2004 - a state that no task asks for
+    if rollout.environment.total == 4:  # noqa: PLR2004 - a total that the prompt doesn't request
         raise RuntimeError("this evaluator fails where the total is 4")
     rollout.check("the total is 5", rollout.environment.total == 5)  # noqa: PLR2004 - as the prompt says
 

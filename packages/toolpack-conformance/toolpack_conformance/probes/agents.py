@@ -28,7 +28,7 @@ _NOT_FOR_AGENTS = (
     "summarize_sessions",
 )
 _UNAUTHORIZED = 401
-_KEY = 20  # min characters of a key or an id; 15 random bytes in base64, and a UUID, have at least as many
+_KEY = 20  # min characters of a key or an id; 15 random bytes in base64, and a UUID, have at least this length
 _DIFFERENT = 8  # min number of positions in which two keys differ
 _DIFFERENT_IDS = 12  # the same for ids; UUIDs of version 1 differ less, because they contain the time
 
@@ -116,7 +116,7 @@ def an_agent_learns_no_id(target: Target) -> None:
     session = target.create(task="conform/three")
     session.run("add", {"amount": 1})
     task = _reply(target, session, "get_task", {})
-    expect(task["result"]["prompt"], "Make the total 3.", "the prompt in the answer of get_task")
+    expect(task["result"]["prompt"], "Make the total 3.", "the prompt in the result of get_task")
     replies = [
         task,
         _reply(target, session, "list_functions", {}),
@@ -136,7 +136,7 @@ def an_agent_learns_no_id(target: Target) -> None:
         ("solved", "a part of the solution"),
     ):
         if secret in text:
-            raise Failed(f"an answer to an agent contains {name}")
+            raise Failed(f"a response to an agent contains {name}")
 
 
 @probe("secrecy")
@@ -167,7 +167,7 @@ def agent_keys_are_only_in_descriptions(target: Target) -> None:
     text = json.dumps(replies)
     for path in (session.agent_path, session.mcp_path):
         if path.rpartition("/")[2] in text:
-            raise Failed("an answer other than the session's description contains the key of its agent")
+            raise Failed("a response other than the session's description contains the key of its agent")
 
 
 @probe("secrecy")

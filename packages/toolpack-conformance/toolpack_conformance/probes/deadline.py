@@ -7,7 +7,7 @@ from toolpack_conformance.probes.probe import LATE, probe
 from toolpack_conformance.target import Failed, Target, expect
 
 _WAITING = 48  # number of sessions with a waiting call
-WAITS = (3, 6, 9)  # seconds; a busy machine may need the longer ones
+WAITS = (3, 6, 9)  # seconds; the longer times are for a busy machine
 _LONG = 5  # seconds; a function that can't be interrupted occupies a thread of the server for this time
 _NEW = [0, [], "", 0]
 _WHAT = "the total, the list, the note and the version"
@@ -45,7 +45,7 @@ def late_changes_are_dropped(target: Target) -> None:
     for session, function in zip(sessions, ("add_and_wait", "add_and_await"), strict=True):
         kwargs = {"amount": 1, "seconds": 1.2}
         errors = [session.error(function, kwargs, timeout_seconds=0.3, call_id="a") for _ in range(2)]
-        expect(errors[1], errors[0], "the error in the answer to the repeat")
+        expect(errors[1], errors[0], "the error in the response to the repeat")
         session.run("append", {"number": 5})
     time.sleep(1.5)
     for session in sessions:
@@ -78,7 +78,7 @@ def waiting_calls_delay_no_other_session(target: Target) -> None:
             waiting = [pool.submit(each.envelope, "add_and_wait", kwargs) for each in sessions[1:]]
             time.sleep(1)  # until they have arrived
             totals = [sessions[0].run("add", {"amount": 1}) for _ in range(3)]
-            held_up = any(future.done() for future in waiting)  # a call that has ended may have held up the quick calls
+            held_up = any(future.done() for future in waiting)  # an ended call might have delayed the quick calls
         expect(totals, [*range(total + 1, total + 4)], "the other session's totals")
         if not held_up:
             return

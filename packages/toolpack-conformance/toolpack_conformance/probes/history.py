@@ -118,7 +118,7 @@ def a_reset_restores_a_version(target: Target) -> None:
     session.run("write_note", {"text": "later"})
     reset = session.ask("reset_session", version=1)
     actual = [reset.get(name) for name in ("version", "session_id", "agent_path")]
-    expect(actual, [4, session.id, session.agent_path], "version, session_id and agent_path in the answer of a reset")
+    expect(actual, [4, session.id, session.agent_path], "version, session_id and agent_path in the result of a reset")
     expect(session.contents(), [1, [1], "note of 1", 4], f"{_WHAT} after a reset to version 1")
     session.ask("reset_session")
     expect(session.contents(), [0, [], "", 5], f"{_WHAT} after a reset to version 0")
@@ -164,7 +164,7 @@ def a_reset_keeps_the_records(target: Target) -> None:
     session = target.create()
     session.run("add", {"amount": 1}, call_id="a")
     session.ask("reset_session")
-    expect(session.run("add", {"amount": 1}, call_id="a"), 1, "the repeated answer after a reset")
+    expect(session.run("add", {"amount": 1}, call_id="a"), 1, "the repeated result after a reset")
     session.run("add", {"amount": 5})
     records = session.ask("get_trace")
     kinds = [record["kind"] for record in records]

@@ -58,7 +58,7 @@ def a_closed_session_is_gone(target: Target) -> None:
     """Requests to a closed session, at all its paths, get the same error as for an unknown session."""
     closed, other = target.create(), target.create()
     closed.run("add", {"amount": 1})
-    expect(closed.ask("close_session"), 1, "the answer of close_session")
+    expect(closed.ask("close_session"), 1, "the result of close_session")
     for session_id, which in ((closed.id, "a closed session"), (uuid4().hex, "an id that never existed")):
         for method, params in _OF_A_SESSION.items():
             code = target.code(method, {"session_id": session_id, **params})
@@ -97,7 +97,7 @@ def labels_select_sessions(target: Target) -> None:
     expect(
         target.result("close_session", {"labels": {"run": run, "part": "a"}}),
         2,
-        "the answer of close_session with labels",
+        "the result of close_session with labels",
     )
     expect(one.code("get_session"), SESSION_NOT_FOUND, "the code of get_session for a session closed by its labels")
     expect(other.total, 0, "the total of a session with another label")

@@ -59,7 +59,7 @@ def invalid_requests_are_refused(target: Target) -> None:
         {"jsonrpc": "2.0", "id": 1, "method": None},
     ):
         reply = parse_json(_send(target, request))
-        # The id may be null if it couldn't be determined; some servers send null for all invalid requests.
+        # The id can be null if it couldn't be determined. Some servers send null for all invalid requests.
         expected_id = reply.get("id") if isinstance(reply, dict) and reply.get("id") == 1 else None
         _check_error(reply, expected_id, INVALID, json.dumps(request))
 
@@ -69,11 +69,11 @@ def batch_members_are_answered(target: Target) -> None:
     """Each request in a batch gets its own answer. Notifications get none."""
     replies = parse_json(_send(target, [1, 2, 3]))
     if not isinstance(replies, list) or len(replies) != 3:  # noqa: PLR2004 - one per member
-        raise Failed("the answer to [1,2,3] isn't a list of three responses")
+        raise Failed("the response to [1,2,3] isn't a list of three responses")
     for reply in replies:
         _check_error(reply, None, INVALID, "a member of [1,2,3]")
     single = parse_json(_send(target, [{"jsonrpc": "2.0", "id": 1, "method": "list_toolpacks"}]))
-    expect(isinstance(single, list) and len(single), 1, "the number of answers to a batch of one request")
+    expect(isinstance(single, list) and len(single), 1, "the number of responses to a batch of one request")
     session = target.create()
     add = {"method": "run_function", "params": {"session_id": session.id, "function": "add", "kwargs": {"amount": 1}}}
     batch: list[Any] = [
@@ -85,9 +85,11 @@ def batch_members_are_answered(target: Target) -> None:
     ]
     replies = parse_json(_send(target, batch))
     if not isinstance(replies, list) or not all(isinstance(reply, dict) for reply in replies):
-        raise Failed("the answer to a batch isn't a list of responses")
+        raise Failed("the response to a batch isn't a list of responses")
     by_id = {reply.get("id"): reply for reply in replies}
-    expect([len(replies), len(by_id)], [4, 4], "the numbers of answers, and of their ids, to a batch of four requests")
+    expect(
+        [len(replies), len(by_id)], [4, 4], "the numbers of responses, and of their ids, for a batch of four requests"
+    )
     _check_error(by_id.get(None), None, INVALID, 'a member {"foo": "boo"}')
     _check_error(by_id.get("5"), "5", NO_METHOD, "a member with an unknown method")
     results = [by_id.get(name, {}).get("result", {}).get("result") for name in ("1", "9")]
@@ -123,7 +125,7 @@ def ids_are_returned(target: Target) -> None:
             request = {"jsonrpc": "2.0", "id": request_id, "method": method}
             response = _send(target, request)
             if not response.content:
-                raise Failed(f"a request with the id {request_id!r} has no answer")
+                raise Failed(f"a request with the id {request_id!r} has no response")
             check_response(parse_json(response), request_id)
 
 
@@ -149,12 +151,12 @@ def notifications_get_no_answer(target: Target) -> None:
     unknown = {"jsonrpc": "2.0", "method": "foobar"}
     wrong = {"jsonrpc": "2.0", "method": "get_session", "params": {"session_id": "x"}}
     for body in (notification, [notification, notification], unknown, wrong, [unknown, wrong]):
-        expect(_send(target, body).content, b"", f"the answer to {json.dumps(body)[:80]}")
+        expect(_send(target, body).content, b"", f"the response to {json.dumps(body)[:80]}")
     replies = parse_json(_send(target, [notification, {**notification, "id": 1}]))
     expect(
         isinstance(replies, list) and len(replies),
         1,
-        "the number of answers to a notification and a request in a batch",
+        "the number of responses to a notification and a request in a batch",
     )
     expect(session.total, 5, "the total after all of them")
 

@@ -9,7 +9,7 @@ from toolpack_conformance.target import Failed, Session, Target, expect, parse_j
 
 _MIB = 1 << 20
 _DEEPEST = 16  # max depth of nested calls
-_SHOWN = 250  # characters of a name that an error may not contain; it may contain 200
+_SHOWN = 250  # an error must not contain this many characters of a name; 200 are allowed
 
 
 def _check_alive(session: Session) -> None:
@@ -48,7 +48,7 @@ def a_large_request_is_refused(target: Target) -> None:
     try:
         answer = target.post(body)
     except Failed:
-        pass  # a server may close the connection before the body has arrived
+        pass  # a server is allowed to close the connection before the body has arrived
     else:
         reply = parse_json(answer)
         if not (isinstance(reply, dict) and "error" in reply):

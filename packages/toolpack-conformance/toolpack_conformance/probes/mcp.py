@@ -1,4 +1,4 @@
-"""MCP: a session's functions are the tools at its mcp_path, with and without `initialize`; docs/reference/mcp.md."""
+"""MCP: a session's functions are the tools at its mcp_path, with or without `initialize` (docs/reference/mcp.md)."""
 
 import json
 from typing import Any
@@ -30,14 +30,16 @@ def a_client_is_greeted(target: Target) -> None:
     session = target.create()
     for version in _LEGACY:
         greeting = McpClient(target, session.mcp_path, version).greeting
-        expect(greeting.get("protocolVersion"), version, "the version in the answer of initialize")
+        expect(greeting.get("protocolVersion"), version, "the version in the result of initialize")
         expect("tools" in greeting["capabilities"], True, "whether the capabilities have tools")
-        expect(isinstance(greeting["serverInfo"]["name"], str), True, "whether the server tells its name")
+        expect(isinstance(greeting["serverInfo"]["name"], str), True, "whether serverInfo contains a name")
     other = McpClient(target, session.mcp_path, "1999-01-01")
-    expect(other.greeting.get("protocolVersion") in _LEGACY, True, "whether the version in the answer is a known one")
+    expect(
+        other.greeting.get("protocolVersion") in _LEGACY, True, "whether the version in the response is a known version"
+    )
     notified = [other.notified.status_code, other.notified.content]
-    expect(notified, [_ACCEPTED, b""], "the HTTP status and the answer of a notification")
-    expect(other.ask("ping"), {}, "the answer of ping")
+    expect(notified, [_ACCEPTED, b""], "the HTTP status and the body of the response to a notification")
+    expect(other.ask("ping"), {}, "the result of ping")
     reply = other.reply("ping", request_id="a text")
     expect(reply["id"], "a text", "the id of a response to a request whose id is a text")
 
@@ -59,7 +61,7 @@ def tools_are_listed_and_called(target: Target) -> None:
     hints = [(tools[name].get("annotations") or {}).get("readOnlyHint", False) for name in ("add", "total")]
     expect(hints, [False, True], "readOnlyHint of add and total")
     session.run("add", {"amount": 1})
-    expect(_texts(mcp.call("add", {"amount": 2})), [False, "3"], "isError and the content of the answer")
+    expect(_texts(mcp.call("add", {"amount": 2})), [False, "3"], "isError and the content of the response")
     expect(_texts(mcp.call("repeat", {"text": "ab", "times": 2})), [False, "abab"], "isError and content for a text")
     mcp.call("append", {"number": 4})
     expect(json.loads(_texts(mcp.call("second", {}))[1]), [4], "the content for a list")
@@ -120,7 +122,7 @@ def version_2026_is_supported(target: Target) -> None:
     expect(listed.get("resultType"), "complete", "the resultType of tools/list")
     call = {"name": "add", "arguments": {"amount": 2}, "_meta": _META}
     headers = {"MCP-Protocol-Version": _MODERN, "Mcp-Method": "tools/call", "Mcp-Name": "add"}
-    expect(_texts(mcp.ask("tools/call", call, headers)), [False, "2"], "isError and the content of the answer")
+    expect(_texts(mcp.ask("tools/call", call, headers)), [False, "2"], "isError and the content of the response")
     request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
     unknown = {"jsonrpc": "2.0", "id": 1, "method": "nothing", "params": {"_meta": _META}}
     other = {**_META, "io.modelcontextprotocol/protocolVersion": "1999-01-01"}
@@ -151,10 +153,12 @@ def a_tool_is_called_once(target: Target) -> None:
     mcp = _client(session)
     repeated = {"name": "add", "arguments": {"amount": 2}, "_meta": {_CALL_ID: "a"}}
     answers = [mcp.ask("tools/call", repeated) for _ in range(2)]
-    expect([_texts(answer) for answer in answers], [[False, "2"]] * 2, "isError and the content of both answers")
+    expect([_texts(answer) for answer in answers], [[False, "2"]] * 2, "isError and the content of both responses")
     call = {"name": "add", "arguments": {"amount": 10}}
     same_id = [mcp.reply("tools/call", call, request_id=7)["result"] for _ in range(2)]
-    expect([_texts(answer)[1] for answer in same_id], ["12", "22"], "the content of two answers with one message's id")
+    expect(
+        [_texts(answer)[1] for answer in same_id], ["12", "22"], "the content of two responses with one message's id"
+    )
     wrong = {**call, "_meta": {_CALL_ID: ""}}
     expect(mcp.code("tools/call", wrong), PARAMETERS, "the code with an empty call_id")
     expect(session.total, 22, "the total after these calls")
@@ -175,7 +179,7 @@ def an_mcp_client_is_an_agent(target: Target) -> None:
     ]
     text = json.dumps(replies)
     for secret, name in ((session.id, "the session's id"), ("conform/three", "its task"), ("solved", "the solution")):
-        expect(secret in text, False, f"whether an MCP client hears {name}")
+        expect(secret in text, False, f"whether a response to an MCP client contains {name}")
     expect(
         "Make the total 3." in mcp.greeting.get("instructions", ""), True, "whether the instructions have the prompt"
     )

@@ -9,9 +9,9 @@ from toolpack_conformance.target import Call, Failed, Session, Target, expect
 
 _SHORT = 0.03  # seconds; long enough for another call to interfere
 _MAX_INVERSIONS = (
-    5  # of 10 pairs may run in the wrong order, because calls at different workers may overtake each other
+    5  # of 10 pairs can run in the wrong order, because calls at different workers can overtake each other
 )
-TRIES = 3  # because the network may reorder two requests
+TRIES = 3  # because the network can reorder two requests
 
 
 @probe("ordered")
@@ -20,7 +20,7 @@ def calls_run_one_at_a_time(target: Target) -> None:
     session = target.create()
     kwargs = {"amount": 1, "seconds": _SHORT}
     answers = at_once(12, lambda _: session.run("add_and_wait", kwargs))
-    expect([sorted(answers), session.version], [[*range(1, 13)], 12], "the totals in the answers and the version")
+    expect([sorted(answers), session.version], [[*range(1, 13)], 12], "the totals in the results and the version")
     records = session.calls()
     expect([record["result"] for record in records], [*range(1, 13)], "the results in the trace")
     expect([record["version"] for record in records], [*range(1, 13)], "the versions in the trace")
@@ -38,7 +38,7 @@ def agents_and_clients_share_one_order(target: Target) -> None:
         result: int = run("add_and_await" if number % 3 else "add_and_wait", kwargs)
         return result
 
-    expect(sorted(at_once(12, call)), [*range(1, 13)], "the totals in the answers")
+    expect(sorted(at_once(12, call)), [*range(1, 13)], "the totals in the results")
     expect([session.total, session.version], [12, 12], "the total and the version")
     by = [record["by"] for record in session.calls()][:12]
     expect([by.count("agent"), by.count("client")], [6, 6], "how many calls are by the agent, and by the client")

@@ -1,7 +1,7 @@
 """Probes for servers of other protocols.
 
-A guarantee that a protocol can't express isn't checked. These probes require no more than the probes of this server's
-own protocol.
+If a protocol can't express a guarantee, no probe checks it. These probes require no more than the probes of this
+server's own protocol.
 """
 
 import json
@@ -77,7 +77,7 @@ def a_failed_call_changes_nothing(open_session: Open) -> None:
     """A call that raises changes nothing, and the client gets the error."""
     session = open_session()
     run(session, "add", amount=1)
-    (answer,) = session.together([("add_and_fail", {"amount": 10})])  # an error, or a result with its text
+    (answer,) = session.together([("add_and_fail", {"amount": 10})])  # an error, or a result with the message
     expect("failed after adding 10" in str(answer), True, "whether the error says why the call failed")
     expect(_contents(session), [1, [], ""], "the total, the list and the note after a failed call")
 
@@ -97,7 +97,7 @@ def calls_run_one_at_a_time(open_session: Open) -> None:
     """Calls on one session that are sent at the same time run one after the other, and none is lost."""
     session = open_session()
     answers = session.together([("add_and_wait", {"amount": 1, "seconds": 0.03})] * 12)
-    expect(sorted(answers), [*range(1, 13)], "the totals in the answers")
+    expect(sorted(answers), [*range(1, 13)], "the totals in the results")
     expect(run(session, "total"), 12, "the total")
 
 
@@ -107,7 +107,7 @@ def a_repeated_call_runs_once(open_session: Open) -> None:
     session = _ors(open_session)
     call = ("add_and_wait", {"amount": 1, "seconds": 0.1})
     outputs = [*at_once(8, lambda _: session.output(call, "one")), session.output(call, "one")]
-    expect(outputs[1:], outputs[:1] * 8, "the answers to the same call")
+    expect(outputs[1:], outputs[:1] * 8, "the responses to the same call")
     expect(_contents(session), [1, [1], "note of 1"], "the total, the list and the note")
 
 
@@ -204,7 +204,7 @@ def a_reward_comes_once(open_session: Open) -> None:
 
 
 def _refuses(session: OtherSession, open_session: Open, function: str, **kwargs: Any) -> None:
-    """Check that a call is refused and that the server keeps working. It may close the connection."""
+    """Check that a call is refused and that the server keeps working. The server can close the connection."""
     try:
         (result,) = session.together([(function, kwargs)])
     except Refused:
@@ -253,18 +253,18 @@ def ids_are_returned(open_session: Open) -> None:
     mcp = _mcp(open_session)
     for request_id in ("a", "1", 0, 10**12):
         mcp.reply("ping", request_id=request_id)
-    expect(mcp.notified.content, b"", "the answer to a notification")
+    expect(mcp.notified.content, b"", "the response to a notification")
 
 
 @other("MCP", _MCP)
 def tools_are_listed_and_called(open_session: Open) -> None:
     """A client can initialize, list the tools with their parameters, and call them. A failing tool is isError."""
     mcp = _mcp(open_session)
-    expect(mcp.greeting["protocolVersion"], "2025-06-18", "the version in the answer of initialize")
-    expect(mcp.ask("ping"), {}, "the answer of ping")
+    expect(mcp.greeting["protocolVersion"], "2025-06-18", "the version in the result of initialize")
+    expect(mcp.ask("ping"), {}, "the result of ping")
     tools = {tool["name"]: tool for tool in mcp.ask("tools/list")["tools"]}
     expect([*tools["add"]["inputSchema"]["properties"]], ["amount"], "the parameters of add")
-    expect(mcp.call("add", {"amount": 2})["content"][0]["text"], "2", "the content of an answer")
+    expect(mcp.call("add", {"amount": 2})["content"][0]["text"], "2", "the content of a response")
     expect(mcp.call("add_and_fail", {"amount": 2}).get("isError"), True, "isError of a tool that fails")
 
 
@@ -276,7 +276,7 @@ def _ors(open_session: Open) -> OrsSession:
 def health_is_ok(open_session: Open) -> None:
     """GET /health reports ok, and the toolpack is among the environments."""
     session = _ors(open_session)
-    expect(parse_json(session.send("/health")), {"status": "ok"}, "the answer of /health")
+    expect(parse_json(session.send("/health")), {"status": "ok"}, "the response of /health")
     expect(TOOLPACK in parse_json(session.send("/list_environments")), True, "whether the toolpack is listed")
 
 
@@ -318,4 +318,4 @@ def errors_have_openenv_codes(open_session: Open) -> None:
 def health_is_healthy(open_session: Open) -> None:
     """GET /health reports healthy."""
     session = cast("OpenEnvSession", open_session())
-    expect(session.get("/health"), {"status": "healthy"}, "the answer of /health")
+    expect(session.get("/health"), {"status": "healthy"}, "the response of /health")

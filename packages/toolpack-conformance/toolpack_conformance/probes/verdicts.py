@@ -1,4 +1,4 @@
-"""Faults are no rewards: a verdict has the reward of the task, or says that the evaluation failed."""
+"""Faults are no rewards: a verdict contains the task's reward, or says that the evaluation failed."""
 
 from typing import Any
 from uuid import uuid4
@@ -34,7 +34,7 @@ def tasks_are_evaluated(target: Target) -> None:
 
 @probe("faults are no rewards")
 def an_evaluator_that_fails_gives_no_reward(target: Target) -> None:
-    """A failing evaluator is an error or, if requested, a verdict that isn't valid. It isn't a reward of 0."""
+    """If the evaluator fails, the response is an error or, on request, an invalid verdict, but not a reward of 0."""
     session = target.create(task="conform/five")
     session.run("add", {"amount": 4})
     expect(session.code("evaluate_session"), EVALUATOR, "the code of an evaluation that fails")
