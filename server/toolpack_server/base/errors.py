@@ -289,7 +289,7 @@ class PlainObjectError(InternalSignal):
 
 
 class CycleError(InternalSignal):
-    """An instance that a pickle must build in one step is part of a cycle, so the pickle must be built in two steps."""
+    """An instance that a pickle must build in one step is part of a cycle, so it must be pickled in two steps."""
 
 
 class RpcRefusedError(InternalSignal):

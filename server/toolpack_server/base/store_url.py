@@ -8,7 +8,7 @@ from pathlib import Path
 
 SQLITE = "sqlite:///"
 
-# Matches the credentials before a host and the value of a password option. The text may have several URLs.
+# Matches the credentials before a host, and the value of a password option. The text can contain several URLs.
 _SECRETS = re.compile(r"(?<=://)(?!/)(?:(?!://).)*@|(?<=password=)[^&,]*", re.IGNORECASE)
 
 

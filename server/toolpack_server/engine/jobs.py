@@ -199,7 +199,7 @@ class Job:
         Called once for each run, under the lock, so it must be fast and must not raise.
 
         Args:
-            timed_out: Ignore the result of `run`, which may still be running.
+            timed_out: Ignore the result of `run`, because the deadline has passed. `run` might still be running.
         """
         raise NotImplementedError
 
@@ -289,7 +289,7 @@ class ThreadJob(Job):
         """Replace `effect_text` for a deadline missed from now on. The work calls this before its first change.
 
         Raises:
-            DeadlineError: The deadline has already passed, so the caller was told the earlier text.
+            DeadlineError: The deadline has already passed, so the caller's error contains the earlier text.
         """
         # Set the text before the check: if the watcher still reads the old text, the deadline has passed, so the check
         # raises, and the work changes nothing.

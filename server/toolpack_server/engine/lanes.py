@@ -207,7 +207,7 @@ class Lane:
         return sum(other == kind for other in self._in_reserve.values()) < RESERVE_PER_KIND
 
     def _start_waiting(self) -> list[Job]:
-        """Take slots for one job of each share that has a slot, then for the jobs that may use the reserve.
+        """Take slots for one job of each share that has a slot, then for the jobs that can use the reserve.
 
         Returns:
             The jobs to start now.

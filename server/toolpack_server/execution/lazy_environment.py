@@ -54,7 +54,7 @@ class LazyEnvironment(Content):
     """The environment of a toolpack, as a lazy graph. `kind_for` creates the class for one process.
 
     Attributes:
-        classes: The classes that the environment may contain.
+        classes: The classes whose instances an environment can contain.
         max_bytes: Maximum size of an environment.
         bases: Cache of the first pieces of chains, by blob id.
     """

@@ -25,7 +25,7 @@ from toolpack_server.volumes.volume import is_piece, volume_of
 
 SEPARATOR = "/"
 
-# Types of objects that two parts may share.
+# Immutable types. Two parts can share objects of these types.
 _IMMUTABLE = (
     str, int, float, complex, bytes, type(None), enum.Enum, dt.date, dt.time, dt.timedelta, dt.tzinfo,
     decimal.Decimal, uuid.UUID, type,

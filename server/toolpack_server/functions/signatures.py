@@ -116,7 +116,7 @@ def _accepts_unknown(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return False
     lenient = {schema.get("extra_fields_behavior"), schema.get("extra_behavior")} & {"allow", "ignore"}
-    # A dictionary without a type maps names of fields or choices, which may equal one of these keys.
+    # A dictionary without a type maps names of fields or choices, which can be equal to one of these keys.
     skipped = _NO_SCHEMAS if isinstance(schema.get("type"), str) else ()
     return bool(lenient) or any(_accepts_unknown(part) for key, part in schema.items() if key not in skipped)
 

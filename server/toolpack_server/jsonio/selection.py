@@ -16,7 +16,7 @@ MAX_DEPTH = 100
 """Maximum depth of a selection. Deeper items are kept as they are."""
 
 _TEXTS = frozenset({str})
-# Members of a core schema that aren't schemas. Some of them may be any value.
+# Keys of a core schema whose values aren't schemas. Some of these values can be any object.
 _NO_SCHEMAS = frozenset({"cls", "config", "default", "expected", "function", "metadata", "serialization"})
 
 
@@ -79,7 +79,7 @@ def _select_changes(left: Any, right: Any, is_same: Callable[[Any, Any], bool], 
         return left_items.copy(left, {"root": left_root}), right_items.copy(right, {"root": right_root})
     common = [name for name in left_items.values if name in right_items.values]
     if common != [name for name in right_items.values if name in left_items.values]:
-        return left, right  # a different order may change references to plain objects, so keep all items
+        return left, right  # a different order can change references to plain objects, so keep all items
     dropped = {name for name in common if is_same(left_items.values[name], right_items.values[name])}
     lefts, rights = (
         {name: item for name, item in items.values.items() if name not in dropped}
@@ -159,7 +159,7 @@ def _fields_of(kind: type[BaseModel]) -> _Fields | None:
     for name, field in inner["fields"].items():
         serializers = [*_serializers(field, definitions)]
         if "serialization_exclude_if" in field or any(each.get("is_field_serializer") for each in serializers):
-            return None  # the serializer or the condition may see the other fields
+            return None  # the serializer or the condition can read the other fields
         if serializers:
             closed.add(name)
         names[field.get("serialization_alias", name)] = name

@@ -22,7 +22,7 @@ MAX_DIGITS = 308  # max digits of an integer: a longer integer overflows orjson'
 _TOO_LONG_INTEGER = b"0" * (MAX_DIGITS + 1)
 
 
-# Matches a string that isn't terminated, too. Otherwise an invalid body with many quotes would take quadratic time.
+# Also matches an unterminated string. Otherwise, an invalid body with many quotes would take quadratic time.
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 MAX_EXACT = 2**53 - 1  # up to this, integers are exact in every JSON parser (RFC 8259, section 6)
@@ -67,7 +67,7 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
         # The bytes object from orjson can occupy a buffer of 4 KB even if the text is short, so copy it.
         return bytes(memoryview(text)) if len(text) < SHORT_BYTES else text
     except TypeError:
-        # `json` writes integers above 64 bits, which orjson refuses. For any other problem `json` raises, too.
+        # `json` writes integers above 64 bits, which orjson refuses. For any other problem, `json` also raises.
         return json.dumps(
             value, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False, separators=(",", ":")
         ).encode()

@@ -92,7 +92,7 @@ def to_json(
             check_integers(text)
     except Exception as error:
         raise ResultError(explain(f"{_culprit(ordered)} has no JSON form: {_reason(error)}")) from error
-    # A model's own configuration may allow NaN and infinities, which aren't JSON.
+    # A model's own configuration can allow NaN and infinities, which aren't JSON.
     if b"NaN" in text or b"Infinity" in text:
         strict = json.loads(text, parse_constant=lambda _: None)
         return json.dumps(strict, ensure_ascii=False, separators=(",", ":")).encode()
@@ -113,7 +113,7 @@ def _culprit(value: Any) -> str:
         path.append(step)
         try:
             item = next((each for each in _items(value) if not _has_json_form(each[1])), None)
-        except Exception:  # noqa: BLE001 - a class may override how its items are read
+        except Exception:  # noqa: BLE001 - a class can override how its items are read
             break
     return _describe(value, path)
 

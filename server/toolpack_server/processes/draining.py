@@ -83,7 +83,7 @@ class DrainingServer(HttpServer):
                     "server with a persistent TOOLPACK_STORE has a supervisor."
                 )
         if self._stopped:
-            self._leave()  # again, because a signal during the start came before `ready` was set
+            self._leave()  # again, because the signal might have come before `ready` was set
         elif self._pipe.retired:
             self.stop_listening()
             self._drain()
@@ -141,8 +141,8 @@ class DrainingServer(HttpServer):
         if self._stopped:
             return True
         # A retired worker might have accepted a connection that isn't counted yet, so it waits a moment. It also waits
-        # for idle connections, which time out after some seconds. An exception is a store that only one process can use
-        # (`exclusive`): there, the replacement can't start before this worker exits, so it doesn't wait for them.
+        # for idle connections, which time out after some seconds. But if only one process can use the store
+        # (`exclusive`), its replacement waits until this worker has released the store, so it doesn't wait for them.
         is_quiet = now - self._quiet_since > LINGER_SECONDS
         return is_quiet and (self._service.settings.exclusive or not self.connections())
 

@@ -2,7 +2,7 @@
 
 If the supervisor is killed, its workers also exit, so a process outside the server must write the log line. The exit
 logger is forked before the server does anything else, runs only this module, and exits after the server. It is forked
-twice, so that it isn't a child of the server, because the supervisor expects that all its children are workers.
+twice, so that it isn't a child of the server, whose only children are then its workers.
 """
 
 import contextlib

@@ -162,7 +162,7 @@ class Reloader:
     def _tell(self, fingerprints: Mapping[str, str]) -> None:
         """Print that a generation serves, and which sessions need a reset.
 
-        Print nothing for the first generation: it prints by itself that it serves, and no session is older.
+        Print nothing for the first generation, because it prints by itself that it serves.
         """
         before, self._fingerprints = self._fingerprints, fingerprints
         if before is None:

@@ -115,8 +115,8 @@ class Supervisor:
         self._max_children = 1 if settings.exclusive else 2 * settings.workers
         self._metrics = create_metrics(inventory, load_features(settings.features), self._max_children)
         self._children: list[WorkerProcess] = []
-        # Store ids of workers that exited recently. Each id is sent to every worker, because a single worker might exit
-        # before it has released the leases in the store.
+        # Store ids of workers that exited recently. Each id is sent to every worker, because a single worker might
+        # itself exit before it has reported the id to the store.
         self._ended: deque[str] = deque(maxlen=2 * self._max_children)
         self._served = False
         self._serving = serving

@@ -113,7 +113,7 @@ class ExecutorRunner:
                 with self._pool.executor(transport.preferred, clean=not operation.leaves_traces) as child:
                     try:
                         answer = self._answer(child, operation, transport)
-                        # An executor that lacks memory or descriptors may lack them again, so it is replaced.
+                        # An executor that lacks memory or descriptors will probably lack them again, so replace it.
                         overloaded = answer.head.get("refused") == OverloadedError.__name__
                         child.retired = answer.head.get("retire") is not False or "fault" in answer.head or overloaded
                         _raise_refusal(answer)

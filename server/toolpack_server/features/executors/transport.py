@@ -8,7 +8,7 @@ passes these checks can harm only its own session, because the worker stores its
 The methods of a transport, in the order of their use:
 
     worker      write           builds the request
-    executor    make_handler    handles the request, and may ask for data (`ask`)
+    executor    make_handler    handles the request, and can ask for data (`ask`)
     worker      supply          returns the data
     executor    answer          builds the answer
     worker      allows, read    check the answer and return the result
