@@ -109,7 +109,7 @@ class Lane:
         if self._has_slot(share):
             self.occupy(job)
             return True
-        # A job must not overtake a waiting job of the same kind in its share, so it uses the reserve only without one.
+        # Don't use the reserve if a job of the same kind waits in the same share, because this job would overtake it.
         if job.kind not in self._waiting.get(share, ()) and self._has_reserve(job.kind):
             self._in_reserve[job] = job.kind
             return True

@@ -131,7 +131,7 @@ class Waiting:
             job.deadline += time.monotonic() - job.coroutine_time
 
     def _catch_up(self, job: Job) -> float:
-        """Extend a job's deadline by the time that other calls have blocked its loop since the last call. Return it."""
+        """Extend a job's deadline by the time that other calls have newly blocked its loop. Return this time."""
         loop, _, before = self._waiting[job]
         if job.call is None or job.deadline is None:
             return 0.0

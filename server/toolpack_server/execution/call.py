@@ -44,7 +44,7 @@ class Outcome:
     changed: Mapping[str, int] | None = None  # number of changed pages or files, by volume that the call changed
 
     def drop_changes(self) -> None:
-        """Remove all changes, and the live objects because the call might have changed them."""
+        """Remove all changes. Also remove the live objects, because the call might have changed them."""
         self.changes, self.changed = False, None
         self.blobs, self.live, self.digests = {}, {}, {}
 

@@ -51,7 +51,7 @@ def build(
 def parse(context: ExecutionContext, toolpack: str, environment: Any, policy: ExecutionPolicy | None = None) -> Built:
     """Build a toolpack's environment from JSON, and encode it.
 
-    A missed deadline interrupts it. Raise the same errors as `Toolpack.parse` and `PlainCodec.encode`.
+    A missed deadline interrupts the author's code. Raise the same errors as `Toolpack.parse` and `PlainCodec.encode`.
     """
     codec = context.codec
     with enforce(policy), context.interruptible:

@@ -67,7 +67,7 @@ class Zygote:
         self._start()
 
     def _start(self) -> None:
-        """Start the zygote and check its toolpacks. Raise a `StartError` if it can't load them, or loads other ones."""
+        """Start the zygote and check its toolpacks. Raise a `StartError` if they can't be loaded or differ."""
         answer = self._launch()
         # If importing the toolpacks starts threads, let each executor import them, because a fork doesn't copy threads.
         if answer.get("threads"):
