@@ -83,7 +83,8 @@ class Attempt:
 
     Attributes:
         kind: The kind, as listed in docs/write/tasks.md.
-        start: Number of the solution's calls with which the attempt begins.
+        start: Number of the solution's calls with which the attempt begins. They aren't run again, because the state
+            after each of the solution's calls is stored.
         calls: The attempt's calls after the first `start` calls.
         what: Description of the attempt. In findings it follows "passes:".
         about: The part of the task that was varied, such as an argument. It identifies a finding within its kind.
@@ -102,7 +103,10 @@ class Attempt:
 
 
 def attempts(solved: SolvedTask, seed: str, max_attempts: int) -> list[Attempt]:
-    """Return the attempts at a task, at most `max_attempts`."""
+    """Return the attempts at a task, at most `max_attempts`.
+
+    The solution comes first in the dictionary, so an attempt that equals the solution is dropped.
+    """
     rng = Random(seed)  # noqa: S311 - must be repeatable
     by_key: dict[bytes, Attempt] = {}
     own = solved.calls or ()
@@ -155,7 +159,11 @@ def _respelled(solved: SolvedTask, calls: Calls) -> Iterator[Attempt]:
 
 
 def _answers(solved: SolvedTask, whole: int, rng: Random) -> Iterator[Attempt]:
-    """Yield the solution with other answers: none, wrong ones, and one that contains the right answer."""
+    """Yield the solution with other answers: none, wrong ones, and one that contains the right answer.
+
+    Args:
+        whole: Number of the solution's calls, which all these attempts begin with.
+    """
     if not solved.answer:
         return
     yield Attempt("empty", whole, (), "", "the whole solution without an answer")
@@ -169,13 +177,13 @@ def _answers(solved: SolvedTask, whole: int, rng: Random) -> Iterator[Attempt]:
 
 
 def _containing(answer: str) -> str:
-    """Return a wrong answer that contains the right one as part of longer numbers or words."""
+    """Return a wrong answer that contains the right one: with 9 before each number, or else "un" before each word."""
     longer = _WHOLE_NUMBER.sub(r"9\g<0>", answer)
     return longer if longer != answer else re.sub(r"\b(?=[^\W\d_])", "un", answer)
 
 
 def _wrong(answer: str) -> str:
-    """Return an answer with other numbers, or the opposite of yes, no, true or false.
+    """Return an answer in which each digit is another one, or the opposite of yes, no, true or false.
 
     Return "" if neither is possible.
     """
@@ -215,7 +223,7 @@ def _reordered(solved: SolvedTask, calls: Calls) -> Iterator[Attempt]:
 
 
 def _careless(solved: SolvedTask, rng: Random) -> Iterator[Attempt]:
-    """Yield attempts with calls that ignore the task."""
+    """Yield attempts by agents that ignore the task: all functions once, then calls at random."""
     names = [*solved.functions]
     if not names:
         return
@@ -230,7 +238,11 @@ def _careless(solved: SolvedTask, rng: Random) -> Iterator[Attempt]:
 
 
 def _harming(solved: SolvedTask, whole: int, rng: Random) -> Iterator[Attempt]:
-    """Yield attempts with an additional change, if possible to the objects that the task is about."""
+    """Yield attempts with an additional change, if possible to the objects that the task is about.
+
+    Args:
+        whole: Number of the solution's calls, which all these attempts begin with.
+    """
     names = [name for name, each in solved.functions.items() if not each["read_only"] and not solved.is_wait(name)]
     for name in rng.sample(names, min(HARMS, len(names))):
         kwargs = arguments(solved.functions[name]["parameters"], [solved.own, solved.pool], rng)
@@ -245,7 +257,7 @@ def _arguments(solved: SolvedTask, calls: Calls, rng: Random) -> Iterator[Attemp
         name, kwargs, _ = calls[index]
         description = solved.functions.get(name)
         for argument, whole in kwargs.items():
-            if isinstance(whole, Mapping) and "$call" in whole:
+            if isinstance(whole, Mapping) and "$call" in whole:  # the result of a nested call, so it has no value yet
                 continue
             for near, path, value in [*leaves(whole, argument, (argument,))][:LEAVES_EACH]:
                 choices = choices_at(description["parameters"], path) if description else ()

@@ -60,7 +60,7 @@ class Auditor:
         self._solutions: dict[str, Mapping[str, tuple[Calls, str]]] = {}
 
     def audit(self, name: str) -> dict[str, Any]:
-        """Audit a task and return its part of the report."""
+        """Audit a task and return its part of the report. A task that can't be tried gets a finding that says so."""
         try:
             pack, task = find_task(self._service.context.catalog, name)
             options, callbacks = self._options, (self._announce, self._run_coroutine, self._cached_list)
@@ -134,7 +134,7 @@ class Auditor:
         )
 
     def _others(self, pack: Toolpack) -> Mapping[str, tuple[Calls, str]]:
-        """Return the solutions of a toolpack's tasks, without those that fail."""
+        """Return the calls and the answer of each task's solution in a toolpack. Solutions that fail are left out."""
         if pack.name not in self._solutions:
             solutions = {}
             for task in tasks_of(pack).all().values():

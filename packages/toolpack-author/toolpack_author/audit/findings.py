@@ -72,7 +72,10 @@ class AuditedTask:
 
 
 def first_finding(audited: AuditedTask) -> AuditFinding | None:
-    """Return a finding that makes all further findings pointless, or None."""
+    """Return a finding that makes all further findings pointless, or None.
+
+    The auditor calls this before it runs attempts. If there is such a finding, no attempts run.
+    """
     if audited.solution_verdict is not None and not audited.solution_verdict["passed"]:
         failed = [check for check in audited.solution_verdict["checks"] if not check["passed"]]
         why = f"reward {audited.solution_verdict['reward']}"
@@ -110,11 +113,15 @@ def findings(audited: AuditedTask) -> list[AuditFinding]:
 
 
 def _passing(audited: AuditedTask, *kinds: str) -> list[AttemptResult]:
-    """Return the attempts of some kinds that passed without doing the task."""
+    """Return the attempts of some kinds that passed without doing the task.
+
+    An attempt that ends in the solution's world did the task, so it is left out.
+    """
     return [each for each in audited.results if each.attempt.kind in kinds and each.passed and each.world != EQUAL]
 
 
 def _finding(audited: AuditedTask, kind: str, result: AttemptResult, *, fault: bool, more: str = "") -> AuditFinding:
+    """Return the finding that an attempt passes. `more` is appended to its text."""
     attempt = result.attempt
     return AuditFinding(
         kind, fault, f"passes: {attempt.what}{more}", _plain(whole(audited, attempt)), attempt.answer, attempt.about
@@ -149,24 +156,29 @@ def _failures(audited: AuditedTask) -> Iterator[AuditFinding]:
 
 def _by_answer(audited: AuditedTask) -> Iterator[AuditFinding]:
     """Yield findings on answers that pass the task without any call."""
+    if audited.nop_verdict["passed"]:  # then the same answer passes because nothing needs to be done
+        return
     for kind, finding_kind in _BY_ANSWER.items():
-        for result in (
-            [] if audited.nop_verdict["passed"] else [each for each in audited.results if each.attempt.kind == kind]
-        ):
-            if result.passed:
+        for result in audited.results:
+            if result.attempt.kind == kind and result.passed:
                 yield _finding(audited, finding_kind, result, fault=True)
 
 
 def _unneeded(audited: AuditedTask) -> Iterator[AuditFinding]:
-    """Yield unneeded calls, then unchecked arguments, then unnoticed repeats and additional changes."""
+    """Yield unneeded calls, then unchecked arguments, then unnoticed repeats and additional changes.
+
+    A call that isn't needed gets no further findings.
+    """
+    # If the solution passes without all its changes, that finding includes each single change.
     passing = _passing(audited, "read only") or _passing(audited, "omit")
     unneeded = set()
     for result in passing:
         index = result.attempt.index
-        unneeded |= {*audited.changing} if index is None else {index}
+        unneeded |= {*audited.changing} if index is None else {index}  # None: "read only" omits all changes
         yield _finding(audited, "call-unneeded", result, fault=result.world == DIFFERENT)
     arguments: dict[str, list[AttemptResult]] = {}
     for result in audited.results:
+        # The changed call succeeded, and the evaluator ran.
         is_informative = not result.refused and (result.verdict is not None or result.failure)
         if result.attempt.kind == "argument" and result.attempt.index not in unneeded and is_informative:
             arguments.setdefault(result.attempt.about, []).append(result)
@@ -189,7 +201,10 @@ def _unneeded(audited: AuditedTask) -> Iterator[AuditFinding]:
 
 
 def _answers(audited: AuditedTask) -> Iterator[AuditFinding]:
-    """Yield unchecked answers."""
+    """Yield a finding if the solution passes without its answer or with wrong answers.
+
+    Else yield a finding if an answer that lists all values of the world passes.
+    """
     if not audited.has_answer or audited.nop_verdict["passed"]:
         return
     empty = [each for each in audited.results if each.attempt.kind == "empty" and each.passed]
@@ -218,7 +233,10 @@ def _spellings(audited: AuditedTask) -> Iterator[AuditFinding]:
 
 
 def _careless(audited: AuditedTask) -> Iterator[AuditFinding]:
-    """Yield a finding if careless calls pass the task, unless they happened to do it."""
+    """Yield a finding if careless calls pass the task.
+
+    Attempts that happen to contain all changing calls of the solution are ignored.
+    """
     calls = audited.calls or ()
     needed = [calls[index] for index in audited.changing]
     passing = [
@@ -226,6 +244,7 @@ def _careless(audited: AuditedTask) -> Iterator[AuditFinding]:
         for each in _passing(audited, "everything", "random")
         if not needed or not all(call in each.attempt.calls for call in needed)
     ]
+    # If doing nothing passes, attempts that changed nothing must pass, too.
     if passing and not (audited.nop_verdict["passed"] and not any(each.changed for each in passing)):
         is_luck = len(passing) < MIN_AGENTS and passing[0].attempt.kind == "random"
         is_fault = (
@@ -235,7 +254,10 @@ def _careless(audited: AuditedTask) -> Iterator[AuditFinding]:
 
 
 def never_failing(audited: AuditedTask) -> list[str]:
-    """Return the names of the checks that no attempt failed."""
+    """Return the names of the checks that no attempt failed.
+
+    Such a check is either a guard, which attempts needn't fail, or it tests nothing.
+    """
     verdicts = [result.verdict for result in audited.results if result.verdict is not None]
     failing = {check["name"] for verdict in verdicts for check in verdict["checks"] if not check["passed"]}
     return [

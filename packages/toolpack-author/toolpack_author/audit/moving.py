@@ -29,7 +29,7 @@ class CallResult(NamedTuple):
 
 
 class MovingSessions:
-    """Sessions of one task, in which calls are made one after another.
+    """Sessions of one task, in which `Trials` makes the calls of attempts.
 
     If the current session has made exactly the calls before the new call, the new call runs there. Otherwise a new
     session begins, and makes the earlier calls first.

@@ -56,7 +56,7 @@ class _Heartbeat(NamedTuple):
 
 
 def task_names(settings: Settings) -> list[str]:
-    """Return the names of all tasks, in their order.
+    """Return the names of all tasks, in their order. A child process reads them, because that runs toolpacks' code.
 
     Raises:
         StartError: The toolpacks or their tasks can't be loaded.
@@ -77,7 +77,7 @@ def _names(settings: Settings) -> dict[str, Any]:
 
 
 def audit_tasks(settings: Settings, names: Sequence[str], options: AuditOptions) -> Iterator[tuple[str, Report]]:
-    """Audit tasks and yield the report on each.
+    """Audit tasks in a child process, and yield the name of each task with its report.
 
     Raises:
         StartError: The toolpacks can't be loaded.
@@ -88,7 +88,10 @@ def audit_tasks(settings: Settings, names: Sequence[str], options: AuditOptions)
 def _run_each(
     settings: Settings, names: Sequence[str], options: AuditOptions, job: Callable[[Auditor, str], Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Run a job for each task and yield its result. If a task breaks the process, yield a report that says so."""
+    """Run a job for each task in a child process, and yield the task's name and the job's result.
+
+    If a task breaks the process, its result is a report that says so. A new process continues with the next task.
+    """
     remaining = [*names]
     while remaining:
         child = Child(partial(_work, os.getpid(), settings, tuple(remaining), options, job))
@@ -106,7 +109,13 @@ def _run_each(
 
 
 def _receive(child: Child) -> tuple[Any, bool]:
-    """Return the result for the next task, and whether the process must be replaced."""
+    """Wait for the result for the next task. Return it, and whether the process must be replaced.
+
+    Meanwhile the process announces each piece of code with a time limit.
+
+    Raises:
+        StartError: The process can't load the toolpacks.
+    """
     heartbeat = loading = _Heartbeat("the toolpacks' import", LOADING_SECONDS)
     while True:
         try:
@@ -232,6 +241,7 @@ def _verdicts(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     settings = load_settings(pack_dir=tuple(map(Path, arguments["pack_dir"])), packs=arguments["packs"])
     options = AuditOptions(0, 0, (), frozenset(arguments["clients"]))
     results = _run_each(settings, arguments["names"], options, Auditor.verdicts)
+    # A task that broke its process has a report in place of verdicts. The audit itself reports such a task.
     return {name: verdicts if isinstance(verdicts, list) else [] for name, verdicts in results}
 
 

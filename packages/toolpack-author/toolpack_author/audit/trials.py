@@ -72,7 +72,10 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The state after some calls: the world of each version, and the records of the calls."""
+    """The state after some calls: the world of each version, and the records of the calls.
+
+    `Trials` stores the stage after each of the solution's calls. An attempt continues from one of them.
+    """
 
     snapshots: tuple[Snapshot, ...]  # by version
     path: tuple[SeenRecord, ...] = ()
@@ -183,6 +186,7 @@ class Trials:
         self._worlds: dict[tuple[bytes, ...], Any] = {}
         self._pinned = False
         self._slow: set[str] = set()
+        # Two evaluations in one session reveal an unstable evaluator. A second session reveals unstable functions.
         first, second = self._session(2), self._session(1)
         self._moving = MovingSessions(service, name) if first.moves else None
         initial = first.evidence.initial
@@ -276,7 +280,11 @@ class Trials:
                 return
 
     def _attempt(self, attempt: Attempt) -> AttemptResult:
-        """Run an attempt. If a call missed its deadline or the evaluator failed, the result's `verdict` is None."""
+        """Run an attempt.
+
+        The result's `verdict` is None if a call missed its deadline, if the attempt calls a function that missed its
+        deadline before, or if the evaluator failed.
+        """
         try:
             stage = self._stages[attempt.start]
         except IndexError:
@@ -286,7 +294,7 @@ class Trials:
             if each[0] in self._slow and each not in (self.calls or ()):
                 return AttemptResult(attempt)
             stage = self._call(stage, each, live)
-            if number == 0:
+            if number == 0:  # the call that differs from the solution's
                 refused, first = stage.refused, stage
             if attempt.kind == "respelled":
                 refused |= stage.refused
@@ -303,7 +311,7 @@ class Trials:
             failure = late if isinstance(error, Interrupted) else for_author(error)
             not_finite = isinstance(error, EvaluationError) and error.not_finite
             return AttemptResult(attempt, None, failure, not_finite, refused, DIFFERENT, changed)
-        if attempt.kind == "argument" and not verdict["passed"]:
+        if attempt.kind == "argument" and not verdict["passed"]:  # a call that changed nothing counts as refused
             refused |= self._is_as_before(self._stages[attempt.start], first)
         world = self._difference(stage) if verdict["passed"] else DIFFERENT
         return AttemptResult(attempt, verdict, "", False, refused, world, changed)
@@ -325,7 +333,7 @@ class Trials:
             self._evidence,
             final=versions[-1],
             version=len(versions) - 1,
-            path=copy.deepcopy(stage.path),
+            path=copy.deepcopy(stage.path),  # an evaluator may change the records, which other attempts use
             answer=answer,
             at=versions.__getitem__,
         )
@@ -371,13 +379,19 @@ class Trials:
         return False
 
     def _call(self, stage: Stage, plain_call: PlainCall, live: dict[str, Any] | None = None) -> Stage:
-        """Run a call with its participant's permissions. `live` holds decoded objects of the stage's world."""
+        """Run a call with its participant's permissions, and return the stage after it.
+
+        Args:
+            live: Decoded objects of the stage's world, by part. The call's objects are added, so that the next call
+                needn't decode them. None if there are none.
+        """
         function, kwargs, by = plain_call
         if self._moving is not None:
             return self._call_in_session(self._moving, stage, plain_call)
         live = {} if live is None or self._pinned else live
         snapshot = stage.snapshots[-1]
         plan = self._runtimes[by].plan(function, loads(dumps(kwargs)))
+        # Calls that are written as arguments of this call count, too.
         used, max_calls = stage.used.get(by, 0) + 1 + len(plan.nested), self._max_calls[by]
         if max_calls is not None and used > max_calls:
             return replace(stage, refused=True)
@@ -419,7 +433,7 @@ class Trials:
         return Stage(snapshots, (*stage.path, record), used_now, failure is not None, written=frozenset(outcome.blobs))
 
     def _call_in_session(self, sessions: MovingSessions, stage: Stage, plain_call: PlainCall) -> Stage:
-        """Run a call of an attempt at a task with events."""
+        """Run a call of an attempt at a task with events, in a session that has made the stage's calls."""
         calls = (*stage.calls, plain_call)
         self._announce(f"`{plain_call[0]}`, and events", 2 * self._seconds)
         session_state = self._run_coroutine(sessions.call(calls, len(stage.snapshots)))
@@ -481,7 +495,8 @@ class Trials:
     def guards(self) -> set[str]:
         """Return the names of the checks that protect unrelated data.
 
-        A check is a guard if it fails when data that the solution leaves unchanged is emptied.
+        A check is a guard if it fails when data that the solution leaves unchanged is emptied. After a missed deadline,
+        no more data is emptied.
         """
         failing = set[str]()
         solved_stage = self._stages[-1]
@@ -550,7 +565,10 @@ class Trials:
             last.abandon()
 
     def _containers(self, snapshot: Snapshot) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield the parts and paths of containers that aren't empty and are unchanged."""
+        """Yield the part and the path of each list, dictionary and set that the solution leaves unchanged.
+
+        Empty containers are left out.
+        """
         initial, solved = self._world(self._start), self._world(self._stages[-1])
         for part, blob_id in snapshot.parts.items():
             if is_piece(part):
@@ -562,7 +580,7 @@ class Trials:
                     pending += [((*path, name), member) for name, member in vars(value).items()]
                 elif isinstance(value, list | dict | set) and value:
                     before, after = (at(world, (toolpack_of(part), *path)) for world in (initial, solved))
-                    if before == after is not None:
+                    if before == after is not None:  # equal, and neither missing nor ignored
                         yield part, path
 
 
@@ -623,7 +641,8 @@ def _is_offered(function: PackFunction, offered: frozenset[str] | None) -> bool:
 def _pin(plain_call: PlainCall, path: Sequence[SeenRecord]) -> PinnedClock:
     """Return the pinned clock and seed of a call.
 
-    They don't depend on the call's index, because attempts leave out calls.
+    They don't depend on the call's index, because attempts leave out calls. They depend on the number of equal calls
+    before, so a repeated call gets other random numbers.
     """
     before = sum((each.call["function"], each.call["kwargs"]) == plain_call[:2] for each in path if each.call)
     return PinnedClock(1, f"{before} {dumps(plain_call).decode()}", CLOCK_NS)
@@ -683,7 +702,7 @@ async def _in_session(
             not_finite = isinstance(error, EvaluationError) and error.not_finite
             raise RefusedError("reward-fails" if not_finite else "evaluator-fails", for_author(error)) from None
 
-    refusal = "session-refused"
+    refusal = "session-refused"  # the kind of the finding if the next request fails
     call_seconds = service.settings.timeout_seconds
     deadline = task.timeout_seconds or call_seconds
     announce("the start of a session", 2 * call_seconds)
@@ -723,7 +742,11 @@ async def _solve(
     send: Callable[..., Any],
     announce: Announce,
 ) -> None:
-    """Run the solution's calls at the agent path, and the client's calls as the client."""
+    """Run the solution's calls at the agent path, and the client's calls as the client. Then submit the answer.
+
+    Raises:
+        RefusedError: A call fails.
+    """
     solution = await send("get_solution", session_id=session_id)
     for index, each in enumerate(solution["calls"]):
         announce(f"call {index + 1} of the solution, {each['function']}", 2 * service.settings.timeout_seconds)
@@ -754,5 +777,5 @@ def _by(call: Mapping[str, Any], clients: frozenset[str]) -> str:
 
 
 def _count(call: Mapping[str, Any]) -> int:
-    """Return the number of a call and of the calls nested in it."""
+    """Return the number of calls in a call: itself, and the calls that are written as its arguments."""
     return 1 + len(read_nested(call["kwargs"])[1])

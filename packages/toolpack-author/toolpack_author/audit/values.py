@@ -138,6 +138,7 @@ def other_values(
     elif kind == "number":
         values = _other_numbers(value)
         named_values = [each for each in pool.named(name) if type(each) is type(value) and shape(each) == kind]
+        # The second value, because few values are tried: a related number, then one that occurs in the world.
         values[1:1] = rng.sample(named_values, min(1, len(named_values)))
     elif kind == "time":
         values = [later for days in (1, 30) if (later := _later(value, days)) is not None]
@@ -178,11 +179,11 @@ def _later(value: str, days: int) -> str | None:
         moved = datetime.fromisoformat(value) + timedelta(days=days)
     except (ValueError, OverflowError):
         return None
-    return value[:0] + moved.isoformat(value[10:11] or "T")[: len(value)]
+    return moved.isoformat(value[10:11] or "T")[: len(value)]  # with the same separator and precision
 
 
 def is_named_in(prompt: str, value: Any) -> bool:
-    """Return whether a prompt names a value."""
+    """Return whether a prompt contains a value: a number, a string, or a date in digits or as in "May 3rd"."""
     if isinstance(value, bool) or value is None:
         return False
     kind = shape(value)
@@ -256,7 +257,10 @@ def _plain(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def respell(value: Any, schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return an equal value in another spelling that the schema allows, or the value itself."""
+    """Return an equal value in another spelling that the schema allows, such as 955 for "955.00".
+
+    Return the value itself if it has no other spelling.
+    """
     choices = [*_choices(schema, definitions)]
     if isinstance(value, Mapping):
         fields: Mapping[str, Any] = next((each["properties"] for each in choices if each.get("properties")), {})
@@ -298,8 +302,8 @@ def _choices(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> Ite
 def arguments(schema: Mapping[str, Any], pools: Sequence[KnownValues], rng: Random) -> dict[str, Any]:
     """Return random arguments for a function.
 
-    Each value comes from the first pool that contains a value valid for the schema. If no pool contains a valid value,
-    use the simplest valid one.
+    Each value comes from the first pool that has a fitting value with the argument's name. If no pool has one, it is a
+    value of the same shape in the last pool, or else the simplest valid value.
     """
     required = schema.get("required", ())
     drawn = {}
@@ -313,6 +317,7 @@ def arguments(schema: Mapping[str, Any], pools: Sequence[KnownValues], rng: Rand
 def _draw(
     schema: Any, name: str, definitions: Mapping[str, Any], pools: Sequence[KnownValues], rng: Random, depth: int
 ) -> Any:
+    """Return a random value for a schema. The name is that of the argument or of the nearest field."""
     plain = _plain(schema, definitions)
     if plain.get("enum"):
         return rng.choice(plain["enum"])

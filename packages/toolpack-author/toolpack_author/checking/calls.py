@@ -27,6 +27,8 @@ _CALLED, _RETURNED = b"was_called", b"returned"  # sent before and after a call,
 def try_functions(load: Callable[[], Catalog], functions: Sequence[CheckedFunction]) -> list[Finding]:
     """Call every function and return the findings.
 
+    If the time limit of all functions is over, the last finding says how many functions weren't called.
+
     Args:
         load: Loads the toolpacks. It is called in each process.
     """

@@ -174,6 +174,7 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def _number(schema: Mapping[str, Any], *, whole: bool) -> float:
+    """Return the smallest allowed number, or without a minimum, the number's step (1 unless the schema sets it)."""
     step = schema.get("multipleOf", 1)
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))

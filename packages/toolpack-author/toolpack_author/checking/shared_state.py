@@ -37,7 +37,7 @@ class Variable(NamedTuple):
 
 
 class SharedState:
-    """Copies of the variables that functions use, to find changes."""
+    """Copies of the variables that functions use. `Trial` compares them after each call, to find changes."""
 
     def __init__(self, functions: Iterable[Any]) -> None:
         self._functions = [function for function in functions if isinstance(function, FunctionType)]
@@ -47,7 +47,7 @@ class SharedState:
         self._seen = {name for name, _ in self._variables()}
 
     def changes(self) -> list[Variable]:
-        """Return the variables that changed since the last call of this method, and new module variables.
+        """Return the variables that changed since the last call of this method, and new variables.
 
         A new entry in a cache doesn't count as a change, because caches exist to gain entries. A later change to this
         entry counts.
@@ -98,6 +98,13 @@ class SharedState:
 def _state_of(
     names: dict[str, Any], module: str, owner: str, registered: Sequence[Any] = ()
 ) -> Iterator[tuple[Variable, Any]]:
+    """Yield the variables of a module or class, including the attributes of its classes and functions.
+
+    Args:
+        names: The values of the module, class or function, by name.
+        owner: Name of the class or function. "" for a module.
+        registered: Functions of toolpacks, whose default values aren't variables.
+    """
     for name, value in [*names.items()]:
         if name.startswith("__") or (owner and (name.startswith(("_abc_", "model_")) or callable(value))):
             continue

@@ -64,6 +64,7 @@ class _TrialRuntime(SessionRuntime):
     lent: "Sequence[tuple[str, weakref.ref[Any]]]" = ()  # objects that must not outlive the call, with their type names
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
+        """Run a function in steps. The caller drives this generator; its value is the function's result."""
         self.returned = yield from super().run(env, function, arguments)
         volumes = () if env.volumes is None else env.volumes.bound.values()
         self.lent = [(_type_of(volume, lent), weakref.ref(lent)) for volume in volumes for lent in volume.resources()]
@@ -71,7 +72,7 @@ class _TrialRuntime(SessionRuntime):
 
 
 class Trial:
-    """Calls the functions of toolpacks in this process.
+    """Calls the functions of toolpacks in this process. `check` creates one in each child process.
 
     Args:
         called: Callback before each call.
@@ -146,7 +147,7 @@ class Trial:
             restored = environments(parts)
             self._environments[pack.name] = restored[pack.name]
             self._built[pack.name], self._known[pack.name] = built, known_values(restored[pack.name])
-            self._shared.changes()
+            self._shared.changes()  # discarded, because the toolpack's setup made them, not a call
         return self._built[pack.name]
 
     def _build(self, pack: Toolpack, options: Mapping[str, Any]) -> Built | None:
@@ -159,6 +160,7 @@ class Trial:
     def _call(
         self, pack: Toolpack, function: PackFunction, arguments: dict[str, Any], built: Built, where: str
     ) -> list[Finding]:
+        """Call a function with these arguments on a new copy of the environment, and return the findings."""
         runtime = _TrialRuntime(pack.functions, 30.0, ReadOnlyChecks(always=True), tracebacks=True)
         blobs = {part: blob for part, (_, blob) in built.items()}
         # Decode before `_called`, because the time after `_called` counts as the function's time.
@@ -261,7 +263,10 @@ def _kept_findings(runtime: _TrialRuntime, where: str, called: str) -> list[Find
 
 
 def _failure_findings(outcome: Outcome, where: str, called: str, *, made_up: bool) -> list[Finding]:
-    """Return the findings on a failed call. If its arguments were made up, they might have caused the exception."""
+    """Return the findings on a failed call.
+
+    If its arguments were made up, they might have caused an ordinary exception, so that exception isn't a finding.
+    """
     failure = outcome.failure
     if failure is None:
         return []
