@@ -29,8 +29,8 @@ from a2a.types.a2a_pb2 import (
 )
 from a2a.utils.errors import A2AError
 
-MAX_REPLY_BYTES = 16 * 2**20  # max bytes that an agent may send for one task, and for its card
-MAX_SHOWN = 300  # max characters of an agent's text in an error message
+MAX_REPLY_BYTES = 16 * 2**20  # max bytes that an agent can send for one task, and for its card
+MAX_SHOWN = 300  # max characters of an agent's reply in an error message
 CONNECT_SECONDS = 10.0
 POLL_SECONDS = 1.0
 CANCEL_SECONDS = 5.0

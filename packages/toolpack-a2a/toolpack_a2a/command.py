@@ -52,7 +52,7 @@ def judge(
     if not (names or toolpack):
         raise click.UsageError("Name the tasks to play: --task bank/save-300, or --toolpack bank.")
     if split and not toolpack:
-        raise click.UsageError("--split chooses among the tasks of a toolpack: give --toolpack, too.")
+        raise click.UsageError("--split chooses among the tasks of a toolpack: also give --toolpack.")
     from toolpack_a2a.agent import AgentError, open_agent  # noqa: PLC0415 - imports the SDK
     from toolpack_a2a.judging import LABEL, Judge, JudgeError  # noqa: PLC0415 - likewise
     from toolpack_server.client import AsyncClient  # noqa: PLC0415 - likewise

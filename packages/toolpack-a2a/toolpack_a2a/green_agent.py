@@ -68,7 +68,7 @@ class AssessmentConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tasks: list[str] = Field(default_factory=list, max_length=MAX_ROLLOUTS, description="Tasks, as toolpack/name.")
-    toolpack: str | None = Field(None, description="A toolpack. All its tasks are played, too.")
+    toolpack: str | None = Field(None, description="A toolpack. All its tasks are also played.")
     split: str | None = Field(None, description="The split of the toolpack's tasks.")
     attempts: int = Field(1, ge=1, le=MAX_ROLLOUTS, description="Rollouts of each task.")
     timeout_seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Seconds for a rollout.")

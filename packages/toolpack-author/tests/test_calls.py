@@ -275,4 +275,4 @@ def test_a_method_that_sets_a_missing_attribute_is_named_once(tmp_path, method, 
     status, (line,), _ = check("--pack-dir", tmp_path)
     assert status == 1
     assert line.startswith(f"{file}:12: Drive.look: it raises AttributeError: 'Drive' object has no attribute 'files'")
-    assert line.endswith(f"`{method}` sets it, but wasn't called: {advice} Others may need it, too.")
+    assert line.endswith(f"`{method}` sets it, but wasn't called: {advice} Other functions might also need it.")

@@ -294,7 +294,7 @@ def test_agent_sees_the_error_that_is_recorded(agent, server):
             "/step",
             {"responses_create_params": {}},
             400,
-            "response: Field required. The body may have response, _ng_step_request_id.",
+            "response: Field required. The body can contain response, _ng_step_request_id.",
         ),
         ("/step", {"responses_create_params": {}, "response": {}}, 400, "response.output: must be the list"),
         ("/step", {"responses_create_params": {}, "response": {"output": []}}, 400, "The episode is missing: "),
@@ -302,7 +302,7 @@ def test_agent_sees_the_error_that_is_recorded(agent, server):
             "/step",
             {"responses_create_params": {}, "response": {"output": [{"type": "function_call"}]}},
             400,
-            "name: Field required. A function_call of response.output may have name, arguments, call_id.",
+            "name: Field required. A function_call of response.output can contain name, arguments, call_id.",
         ),
         (
             "/step",

@@ -431,7 +431,7 @@ def test_mcp_over_its_own_websocket(server, player):
 
 WRONG_RPC = [
     ({"method": "x", "id": 1, "jsonrpc": "2.0"}, -32601, "Method not found: x. There are tools/list, "),
-    ({"method": "tools/call", "id": 1, "jsonrpc": "2.0"}, -32602, "name: Field required. params may have name,"),
+    ({"method": "tools/call", "id": 1, "jsonrpc": "2.0"}, -32602, "name: Field required. params can contain name,"),
     ({"method": "tools/call", "id": 1, "jsonrpc": "2.0", "params": {"name": "x"}}, -32602, "session_id is missing"),
     ({"method": "tools/list", "id": 1, "jsonrpc": "2.0", "params": {"a": 1}}, -32602, "a: Extra inputs are not"),
     ({"method": "openenv/session/close", "id": 1, "jsonrpc": "2.0"}, -32602, "session_id: Field required."),
@@ -509,7 +509,7 @@ WRONG_MESSAGES = [
     ([], "UNKNOWN_TYPE", "Unknown message type: None."),
     ({"type": ["reset"]}, "UNKNOWN_TYPE", "Unknown message type: ['reset']."),
     ({"type": "state", "data": {}}, "VALIDATION_ERROR", "data: Extra inputs are not permitted."),
-    ({"type": "step"}, "VALIDATION_ERROR", "data: Field required. The message may have type, data."),
+    ({"type": "step"}, "VALIDATION_ERROR", "data: Field required. The message can contain type, data."),
     ({"type": "step", "data": {"type": "x"}}, "VALIDATION_ERROR", "data: Input tag 'x' found using 'type' does not"),
     ({"type": "step", "data": {"type": "call_tool"}}, "VALIDATION_ERROR", "data.call_tool.tool_name: Field required."),
     ({"type": "step", "data": {"type": "call_tool", "tool_name": "x"}}, "SESSION_ERROR", "There is no episode on this"),
@@ -570,8 +570,8 @@ def test_deeply_nested_values_do_not_break_the_server(player, depth):
 
 WRONG_BODIES = [
     ("/reset", {"task": SAVE, "seed": 1}, 400, "A session with a seed or a clock needs"),
-    ("/reset", {"task": 7}, 422, "task: Input should be a valid string. The body may have seed, "),
-    ("/step", {}, 422, "action: Field required. The body may have action, episode_id, timeout_s, request_id."),
+    ("/reset", {"task": 7}, 422, "task: Input should be a valid string. The body can contain seed, "),
+    ("/step", {}, 422, "action: Field required. The body can contain action, episode_id, timeout_s, request_id."),
     ("/step", {"action": {"type": "list_tools"}}, 422, "episode_id: Field required."),
     ("/step", {"action": {"type": "list_tools"}, "episode_id": "none"}, 404, "The session 'none' has no episode:"),
     ("/step", {"action": {"type": "list_tools"}, "episode_id": "x", "timeout_s": 0}, 422, "timeout_s: Input should be"),

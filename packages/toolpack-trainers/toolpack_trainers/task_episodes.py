@@ -426,7 +426,7 @@ def read(kind: type[M], content: Any, what: str = "The body", status: int = 400)
         problem = error.errors(include_url=False, include_input=False)[0]
         location = ".".join(map(str, problem["loc"])) or what
         wrong = "Input should be an object" if problem["type"] == "model_type" else problem["msg"]
-        raise HttpRefusedError(status, f"{location}: {wrong}. {what} may have {', '.join(members)}.") from None
+        raise HttpRefusedError(status, f"{location}: {wrong}. {what} can contain {', '.join(members)}.") from None
 
 
 def messages_of(agent_task: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -147,7 +147,7 @@ class Auditor:
     def _solution(self, pack: Toolpack, task: Task) -> tuple[Calls, str]:
         """Return the calls and the answer of a task's solution.
 
-        A solution may be a function of the initial environment.
+        If the author wrote the solution as a function, call it with the initial environment.
         """
         initial = None
         self._announce(f"the solution of {task.name!r}", self._service.settings.timeout_seconds)

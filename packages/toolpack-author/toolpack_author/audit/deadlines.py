@@ -13,7 +13,7 @@ class DeadlineState:
     """State of a block with a deadline.
 
     Attributes:
-        late: Whether the deadline has passed. Code in the block may have caught the exception.
+        late: Whether the deadline has passed. Check it, because code in the block can catch the exception.
     """
 
     late = False

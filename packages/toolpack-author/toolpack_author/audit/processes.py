@@ -167,7 +167,7 @@ def _work(
     for name in names:
         pipe.send_bytes(json.dumps({"result": job(auditor, name)}).encode())
     pipe.close()
-    os._exit(0)  # threads may be stuck in a toolpack's code
+    os._exit(0)  # without waiting for threads, which might be stuck in a toolpack's code
 
 
 def _discard_output() -> None:

@@ -210,7 +210,9 @@ class Trial:
         if self._unset.setdefault((pack.name, setter), function) != function:
             return []
         option = f'pass options="{setter}" to the toolpack, or ' if setter.startswith("_") else ""
-        advice = f"`{setter}` sets it, but wasn't called: {option}set it in `__init__`. Others may need it, too."
+        advice = (
+            f"`{setter}` sets it, but wasn't called: {option}set it in `__init__`. Other functions might also need it."
+        )
         return [replace(finding, advice=advice) for finding in findings]
 
     def _unprepared_findings(self, pack: Toolpack) -> list[Finding]:

@@ -209,7 +209,7 @@ def _refuses(session: OtherSession, open_session: Open, function: str, **kwargs:
         (result,) = session.together([(function, kwargs)])
     except Refused:
         result = CallFailed()
-    if result is None or len(str(result)) > _MIB:  # a short text may be the error
+    if result is None or len(str(result)) > _MIB:  # a short result might be the error message
         raise Failed(f"{function} with 64 MiB must fail, but it succeeds")
     expect(run(open_session(), "add", amount=1), 1, "the total of a new session after it")
 

@@ -163,7 +163,7 @@ def _calls(output: list[Any]) -> list[GymCall]:
     """Return the calls in a model's output."""
     calls = [item for item in output if isinstance(item, dict) and item.get("type") == "function_call"]
     if len(calls) > MAX_CALLS:
-        raise HttpRefusedError(400, f"response.output: has {len(calls)} calls: a step may have {MAX_CALLS}.")
+        raise HttpRefusedError(400, f"response.output: has {len(calls)} calls: a step can have at most {MAX_CALLS}.")
     return [read(GymCall, call, "A function_call of response.output") for call in calls]
 
 
@@ -200,7 +200,7 @@ def _last_text(output: list[Any]) -> str | None:
 class CloseEndpoint(GymEndpoint):
     """Ends an episode by its name. An episode begun by an agent has no name, so it expires instead.
 
-    An environment server sends the cookie of the episode that it closes. A model can request this path, too, so a
+    An environment server sends the cookie of the episode that it closes. A model can also request this path, so a
     request with an episode's cookie can't close another episode.
     """
 
