@@ -102,7 +102,7 @@ class Function(BaseModel):
         return self._unknown_keys == "forbid"
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Validate an agent's arguments and return the arguments for the plain function.
+        """Validate an agent's arguments and return the arguments for the plain function, without its dependencies.
 
         Raises:
             ValidationError: An argument is missing, unknown or of the wrong type.
@@ -206,7 +206,14 @@ class FunctionsRuntime:
             raise wrapped.error from None
 
     def steps(self, env: Any, name: str, kwargs: Mapping[str, Any], depth: int = 0) -> Steps[Any]:
-        """Do the same as `call`, but yield the coroutine of each async function, so that the caller can await it."""
+        """Do the same as `call`, as a generator that the caller drives.
+
+        The generator yields the coroutine of each async function. The caller awaits the coroutine and sends the result
+        back, so that a call of an async function needn't block a thread; see `toolpack_server.functions.steps`.
+
+        Args:
+            depth: How many calls this call is an argument of, one inside the other. 0: this is the agent's own call.
+        """
         function = self.functions.get(name)
         if function is None:
             raise not_found(name, self.functions)
@@ -229,7 +236,12 @@ class FunctionsRuntime:
         return (yield from self.run(env, function, bound))
 
     def run(self, env: Any, function: Any, arguments: dict[str, Any]) -> Steps[Any]:  # noqa: ARG002 - a subclass uses it
-        """Run the plain function, sync or async, with its final arguments."""
+        """Run the plain function with its final arguments, and return its result.
+
+        This is a generator, as `steps` is. If the function is async, the generator yields the function's coroutine, and
+        the caller awaits it and sends the result back. A subclass can override this method, for example to check what
+        the function changes.
+        """
         try:
             result = function.run(**arguments)
         except StopIteration as error:
@@ -237,7 +249,7 @@ class FunctionsRuntime:
         return (yield from awaited(function.name, result)) if inspect.iscoroutine(result) else result
 
     def nested_result(self, env: Any, outer: str, call: FunctionCall, depth: int) -> Steps[Any]:
-        """Run a call that is an argument of the function `outer`.
+        """Run a call that is an argument of a call of the function `outer`, and return its result; see `steps`.
 
         Raises:
             ValidationError: Calls are nested too deeply.

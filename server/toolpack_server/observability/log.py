@@ -158,6 +158,10 @@ class _Handler(logging.Handler):
             return super().handle(record)
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write a message's line at once. Write an event's line at the end of the event loop's iteration, if one runs.
+
+        Lines stay in order, because a message's line is written together with all lines that wait.
+        """
         try:
             self._lines.append(self._line(record).encode("utf-8", "backslashreplace") + b"\n")
             if not hasattr(record, "event") or not self._flush_soon():

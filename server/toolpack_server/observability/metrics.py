@@ -105,6 +105,7 @@ class Metrics:
         rows: int = 1,
         of_features: Sequence[Sequence[MetricFamily]] = (),
     ) -> None:
+        # The slots of a row: the core's gauges, the numbers of features, the calls by outcome, then the histograms.
         functions = [*functions]
         pairs = [*functions, ("", "")]
         self.running = RunningFunctions(functions, rows)
@@ -171,7 +172,7 @@ class Metrics:
     def summed(self) -> Iterator[SummedFamily]:
         """Yield all metrics, summed over all rows. Functions that were never called have no samples."""
         sums = [sum(column) for column in zip(*self._rows, strict=True)]
-        for (name, text), number in zip(GAUGES.items(), sums, strict=False):
+        for (name, text), number in zip(GAUGES.items(), sums, strict=False):  # a row begins with the core's gauges
             yield SummedFamily(name, text, "gauge", (), {(): number})
         for families in self._of_features:
             summed = [

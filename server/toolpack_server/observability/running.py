@@ -35,7 +35,10 @@ class RunningFunctions:
         self.of_row(0)
 
     def of_row(self, number: int) -> Self:
-        """Select the row to which this worker's process writes, clear it, and return `self`."""
+        """Select the row to which this worker's process writes, and return `self`.
+
+        The row is cleared, because it can contain the calls of an earlier worker that died.
+        """
         self._row = self._rows[number]
         self._row[:] = memoryview(bytes(2 * SLOTS * NUMBER_BYTES)).cast("Q")
         self._free: list[int] = [*range(SLOTS)]
@@ -63,9 +66,10 @@ class RunningFunctions:
 
     def names(self, row: int) -> list[str]:
         """Return the functions that a worker is running, or was running when it died, as sorted `toolpack.function`."""
+        # A function of native code might have overwritten the memory, so unknown numbers are ignored.
         numbers = {number for number in self._rows[row][:SLOTS] if number < len(self._names)} - {0}
         return sorted(".".join(self._names[number]) for number in numbers)
 
     def worker_ended(self, row: int) -> None:
-        """Mark the calls that a worker was running when it died as suspects."""
+        """Mark the calls that a worker was running when it died as suspects. Only the supervisor calls this method."""
         self.suspects.blame({*self._rows[row][SLOTS:]} - {0})

@@ -6,9 +6,10 @@ completes. A call that was suspected `LIMIT` times is refused.
 
 Only the supervisor adds suspects, in memory that it shares with its workers. A worker runs its suspects one at a time,
 so that each harmless suspect can complete and be cleared. Soon only the call to blame remains. Calls that aren't
-suspects run at the same time. When a suspect completes, the caller of `end` decides whether its count is reset. The
-count isn't reset if an agent can send different calls with the same number, because one completed call then proves
-nothing about the next call.
+suspects run at the same time. When a suspect completes, it is *cleared*: it can run beside other calls again. Its count
+stays, unless the caller of `end` resets it. The count isn't reset if an agent can send different calls with the same
+number, because one completed call then proves nothing about the next call. A call with the count `LIMIT` is refused
+even after it was cleared.
 """
 
 import mmap
@@ -21,7 +22,7 @@ NUMBER_BYTES = 8
 
 
 class Suspects:
-    """The suspects of a server. A call is identified by a number, which is never 0."""
+    """The suspects of a server, shared by the supervisor and all workers. A call is identified by a number, never 0."""
 
     def __init__(self) -> None:
         size = MAX_SUSPECTS
@@ -29,20 +30,20 @@ class Suspects:
         self._any, self._calls = memory[:1], memory[1 : size + 1]
         self._times, self._open = memory[size + 1 : 2 * size + 1], memory[2 * size + 1 :]  # open: not cleared by `end`
         self._turn = 0
-        self._alone = threading.Lock()  # held while a suspect runs in this worker
+        self._alone = threading.Lock()  # held while a suspect runs in this worker; each worker has its own copy
 
     def blame(self, calls: Iterable[int]) -> None:
         """Suspect the calls that were running when a worker died. Only the supervisor calls this method.
 
-        New suspects get the count 1. Among calls that were suspects before, only the calls with the highest count are
-        counted again, because they probably killed the worker.
+        A new suspect gets the count 1, and the count of a cleared suspect is raised by 1. Among calls that were already
+        suspects, only the calls with the highest count are counted again, because they probably killed the worker.
         """
         times = {call: self.times(call) if self._is_open(call) else 0 for call in calls}
         for call, before in times.items():
             if before in {0, max(times.values())}:
-                ended = self.times(call) + 1
+                times_now = self.times(call) + 1  # not `before`, which is 0 for a cleared suspect
                 slot = self._slot(call)
-                self._calls[slot], self._times[slot], self._open[slot] = call, ended, 1
+                self._calls[slot], self._times[slot], self._open[slot] = call, times_now, 1
                 self._any[0] = 1
 
     def times(self, call: int) -> int:
@@ -55,19 +56,20 @@ class Suspects:
     def begin(self, call: int, seconds: float) -> bool:
         """Wait until no other suspect runs in this worker. Return True if the call is now the only running suspect.
 
-        Return False if the wait takes longer than `seconds`, or at once if the call is no suspect any more.
+        Return False if the wait takes longer than `seconds`, or at once if the call is no suspect any more. The caller
+        then runs the call nevertheless. After the call, it passes the result to `end`.
         """
         return self._is_open(call) and self._alone.acquire(timeout=seconds)
 
     def end(self, call: int, *, alone: bool, forget: bool) -> None:
-        """Clear a suspect that has completed without killing its worker.
+        """Clear a suspect that has completed without killing its worker, so that it needn't run alone again.
 
         Args:
             call: The suspect.
-            alone: The result of `begin`.
-            forget: Whether to reset the suspect's count.
+            alone: The result of `begin`: whether this call holds the lock that lets one suspect run at a time.
+            forget: Whether to reset the suspect's count. If the count stays, the call is refused at the count `LIMIT`.
         """
-        if alone:  # then `begin` has acquired the lock
+        if alone:
             self._alone.release()
         calls = self._calls.tolist()
         if call in calls:
@@ -81,7 +83,11 @@ class Suspects:
         return call in calls and bool(self._open[calls.index(call)])
 
     def _slot(self, call: int) -> int:
-        """Return the slot of a suspect. For a new suspect, choose a slot with the lowest count, in rotation."""
+        """Return the slot of a suspect. For a new suspect, choose a slot with the lowest count; a free slot's is 0.
+
+        The search starts after the slot where the last search started, so that new suspects don't always replace the
+        same suspect.
+        """
         calls, times = self._calls.tolist(), self._times.tolist()
         if call in calls:
             return calls.index(call)

@@ -56,9 +56,10 @@ def read_trace_context(parent: Any, state: Any = None) -> TraceContext | None:
     if match is None:
         return None
     version, trace_id, span_id, flags, rest = match.groups()
+    # Only later versions of the standard may append fields.
     if version == _NO_VERSION or (version == _FIRST_VERSION and rest is not None):
         return None
-    if not (trace_id.strip("0") and span_id.strip("0")):
+    if not (trace_id.strip("0") and span_id.strip("0")):  # the standard forbids ids of only zeros
         return None
     sampled = bool(int(flags, 16) & _SAMPLED)
     return TraceContext(trace_id, span_id, sampled, _read_state(state) if isinstance(state, str) else "")

@@ -46,7 +46,7 @@ class CallTrace:
         self.commit_began, self.commit_ended = began, time.time_ns()
 
     def take(self, data: Any) -> None:
-        """Store data that the process that ran the function has sent. The tracer must check the data before use."""
+        """Accept data from the process that ran the function. A tracer's subclass checks and stores the data."""
 
 
 class Tracer(Protocol):

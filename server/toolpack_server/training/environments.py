@@ -80,7 +80,10 @@ class TrainingEnvironment:
     problem: str | None = None
 
     def __new__(cls, url: str, task: str, *, token: str | None = None, **_more: Any) -> Self:
-        """Create an instance of a subclass whose methods are the task's functions."""
+        """Create an instance of a subclass whose methods are the task's functions.
+
+        If `cls` already is this subclass, as when a fork's environment is created, use it.
+        """
         kind: Any = cls if "_of_task" in vars(cls) else _with_functions(cls, url, task, token)  # type: ignore[arg-type] # a class is hashable
         environment: Self = object.__new__(kind)
         return environment

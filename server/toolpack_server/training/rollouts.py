@@ -136,7 +136,7 @@ async def _run_jobs(
 
 
 class _Run:
-    """A run: looks up its rollouts on the server, and plays those that are missing."""
+    """A run of `rollouts`: looks up its rollouts on the server, and plays those that aren't finished."""
 
     def __init__(
         self,
@@ -152,16 +152,19 @@ class _Run:
         self._labels = labels
         self._create = create
         self._finished: dict[tuple[str, str], Session] = {}
-        self._unfinished: dict[tuple[str, str], list[Session]] = {}
+        self._started: dict[tuple[str, str], list[Session]] = {}  # all sessions of each rollout, including forks
 
     async def load(self) -> None:
-        """Look up the finished and the unfinished rollouts of the run."""
+        """Look up the run's sessions on the server. A rollout is finished if its session has a recorded verdict.
+
+        A fork's verdict doesn't count, because `play` can create forks with the labels of the run.
+        """
         finished_ids = {session["session_id"] for passed in (True, False) for session in await self._sessions(passed)}
         for session in await self._sessions():
             key = session.get("task", ""), session["labels"].get(_LABEL, "")
             if session["session_id"] in finished_ids and "parent" not in session:
                 self._finished[key] = session
-            self._unfinished.setdefault(key, []).append(session)
+            self._started.setdefault(key, []).append(session)
 
     async def _sessions(self, passed: bool | None = None) -> list[Session]:
         """Return the run's sessions. If `passed` is given, return only sessions whose recorded verdict equals it."""
@@ -173,7 +176,10 @@ class _Run:
         return sessions
 
     async def valued(self, task: str, number: int) -> RolloutResult:
-        """Return a rollout's result, with the values of its steps if `tree` was given."""
+        """Return a rollout's result, with the values of its steps if `tree` was given.
+
+        If the values can't be estimated, the result contains the error instead.
+        """
         result = await self.rollout(task, number)
         if self._valuer is None or result.verdict is None:
             return result
@@ -183,7 +189,12 @@ class _Run:
             return replace(result, error=error)
 
     async def rollout(self, task: str, number: int) -> RolloutResult:
-        """Return the result of a rollout. Play it unless it is finished."""
+        """Return the result of a rollout. If it isn't finished, play it in a new session and record its verdict.
+
+        First, sessions that an earlier program left unfinished are closed, because their agents died with it. An
+        exception of `play` or the evaluator goes into the result. An error of `create_session` is raised and ends all
+        rollouts, because it would probably hit each of them.
+        """
         key = task, str(number)
         finished = self._finished.get(key)
         if finished is not None:
@@ -192,7 +203,7 @@ class _Run:
             except ReplyError as error:
                 return RolloutResult(task, number, finished, error=error)
             return RolloutResult(task, number, finished, verdict)
-        for session in self._unfinished.get(key, ()):  # these can include forks that `play` created
+        for session in self._started.get(key, ()):
             with suppress(ReplyError):  # the session has expired, or was closed before
                 await self._client.send(closing(session["session_id"]))
         labels, create = {**self._labels, _LABEL: str(number)}, {**self._create}

@@ -89,7 +89,11 @@ class TextEnvironment:
         self.environment.close()
 
     def _result(self, call: str) -> str:
-        """Make a call from a model's text, which is JSON. Return the result or the error, as text for the model."""
+        """Make one call, given as the JSON that the model wrote. Return the result or the error, as text for the model.
+
+        Raises:
+            RuntimeError: The server can't be reached, so the rollout is invalid.
+        """
         try:
             match json.loads(call):
                 case {"name": str(name), "arguments": dict(arguments)}:

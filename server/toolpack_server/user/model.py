@@ -63,7 +63,10 @@ class UnreadAnswerError(Exception):
 
 
 async def limit_answer(response: Any) -> None:
-    """Limit the number of bytes that are read from an httpx response.
+    """Limit the number of bytes that are read from an httpx response, so that an endpoint can't fill the memory.
+
+    This is httpx's hook for responses, which runs before the body is read. It replaces the response's stream by a
+    stream that raises `UnreadAnswerError` after too many bytes.
 
     Raises:
         UnreadAnswerError: The response is compressed, so it could expand to any size.
@@ -117,6 +120,7 @@ class Script:
 
     @staticmethod
     def _step(file: Path, number: int, step: Any) -> Answer:
+        """Convert a step of the script to an answer: a string is a message, an object is a call."""
         match step:
             case str():
                 return Answer(text=step)
@@ -176,6 +180,10 @@ class ChatModel:
             raise click.ClickException(f"--base-url isn't a valid URL: {error}.") from None
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any], turn: int) -> Answer:
+        """Request the next answer from the endpoint; see `Model`. After an error that can pass, retry.
+
+        The delays grow and are random, so that the sessions of a run don't all retry at the same moment.
+        """
         del turn
         create: Any = self._client.chat.completions.with_raw_response.create
         options = {"tools": [*tools]} if tools else {}  # endpoints refuse an empty list
@@ -199,7 +207,13 @@ class ChatModel:
         await self._client.close()
 
     def _failure(self, error: Exception) -> tuple[ModelError, float]:
-        """Return the failure that an error causes, and the delay in seconds that the endpoint requests."""
+        """Return the failure that an error causes, and the delay in seconds that the endpoint requests.
+
+        Only a failure with the reason `refused` mustn't be retried.
+
+        Raises:
+            ClickException: The API key or the model's name is wrong, so the whole command must end.
+        """
         if isinstance(error, TimeoutError | self._openai.APITimeoutError):
             return ModelError("timeout", f"The model didn't answer within {self._seconds:g} s."), 0
         status = getattr(error, "status_code", None)

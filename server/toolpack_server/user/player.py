@@ -60,7 +60,7 @@ class Player:
                 try:
                     await self._do_next(position, tools)
                 except ReplyError as error:
-                    if error.code not in {_CALL_ID_REUSED, _ANSWERED}:
+                    if error.code not in {_CALL_ID_REUSED, _ANSWERED}:  # another program took the action or answered
                         raise
         except ReplyError as error:
             return "closed" if error.code == _NOT_FOUND else f"refused ({error.message})"
@@ -78,6 +78,7 @@ class Player:
         return self._view.position(path, self._own)
 
     async def _records(self, after: int, *, path: bool) -> list[Any]:
+        """Return the records after an index: the session's own records, or with `path` those of its history."""
         records: list[Any] = []
         while True:
             page = await self._client.get_trace(self._id, after=after + len(records), limit=_PAGE, path=path)
@@ -117,7 +118,10 @@ class Player:
             await self._act(position, answer)
 
     async def _act(self, position: Position, answer: Answer) -> None:
-        """Make the calls of an answer, or say its text if it has no calls."""
+        """Make the calls of an answer, at most as many as turns are left. If it has no calls, say its text.
+
+        If the server refuses the content, for example because it is too large, the participant fails.
+        """
         try:
             left = self._view.limits.turns - position.turn
             for number, call in enumerate(answer.calls[:left], position.done):
@@ -144,7 +148,7 @@ class Player:
         await self._agent.say(text, call_id=call_id)
 
     async def _listen(self, position: Position) -> None:
-        """Wait for a message, at most `WAIT_SECONDS`."""
+        """Wait for a message, at most `WAIT_SECONDS`. The caller then reads the message with the other new records."""
         start = asyncio.get_running_loop().time()
         try:
             reply = await self._agent.listen(after=position.heard, wait_seconds=WAIT_SECONDS)
@@ -156,5 +160,6 @@ class Player:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _fail(self, position: Position, reason: str, message: str) -> None:
+        """Report to the server that the participant failed, which ends its part and makes verdicts invalid."""
         call_id = f"{self._name}-failed-{position.done}"
         await self._client.fail_participant(self._id, self._name, reason, message=message, call_id=call_id)

@@ -1,7 +1,8 @@
-"""Position of a participant in a session, computed from the records: messages, actions, used tokens, whose turn it is.
+"""State of a participant in a session, computed from the records: the messages so far, whose turn it is, and limits.
 
-The functions are pure, so the same records result in the same position after a restart, in a fork and in a replay. The
-model sees the same messages that the participant's exported trajectory contains.
+The player reads this state, called *position*, before each action. The functions are pure, so the same records result
+in the same position after a restart, in a fork and in a replay. The model sees the same messages that the participant's
+exported trajectory contains.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +24,10 @@ class Limits(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Position of a participant in a session.
+    """All that the player needs for a participant's next action in a session. `View.position` computes it.
 
     Attributes:
-        messages: The conversation in the format of chat completions.
+        messages: The conversation for the model, in the format of chat completions.
         done: Number of the participant's messages and calls in this session, including those undone by a reset. It
             numbers the next action.
         turn: Number of the participant's messages and calls in the current history.
@@ -34,7 +35,8 @@ class Position(NamedTuple):
         may_call: Whether the participant has calls left.
         is_next: Whether it is the participant's turn.
         over: How the participant's part ended, or "" while it continues.
-        limit: The reason and the explanation of a limit that was reached, or None.
+        limit: The reason and the explanation of a reached limit, with which the participant fails. None: no limit is
+            reached.
     """
 
     messages: Messages
@@ -48,11 +50,13 @@ class Position(NamedTuple):
 
 
 class View(NamedTuple):
-    """A participant's view of a session.
+    """The settings with which a participant's position is computed from a session's records.
+
+    The command creates one view for a run. For each session, the player makes a copy with the session's `task`.
 
     Attributes:
-        task: The result of `get_task` at the participant's address.
-        kinds: The kinds of records.
+        task: The result of `get_task` at the participant's address: prompt, call limit, and names of the participants.
+        kinds: The kinds of records, which tell calls, messages and other records apart.
         limits: The participant's limits.
         stops: Function that checks whether a text ends the participant's part.
         first: Whether the participant speaks first in an empty conversation.
@@ -65,7 +69,9 @@ class View(NamedTuple):
     first: bool
 
     def position(self, path: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> Position:
-        """Return the participant's position.
+        """Return the participant's position after all records, to decide on the next action.
+
+        If the model's last answer was unusable, the messages end with a hint to the model about the problem.
 
         Args:
             path: The records of the session's history, including those inherited by a fork.
@@ -87,7 +93,7 @@ class View(NamedTuple):
             messages,
             done=sum(record.get("by") == tally.name for record in own),
             turn=tally.said + tally.called,
-            heard=tally.heard - 1,
+            heard=tally.heard - 1,  # the index of the last message; -1 if there is none
             may_call=max_calls is None or tally.calls < max_calls,
             is_next=tally.is_next,
             over=tally.over,
@@ -124,7 +130,7 @@ class _Tally:
             if by == self.name or record.get("to") in {None, self.name}:
                 self._add_message(record, stops)
         elif kind.is_call and by == self.name:
-            self.is_next, self.problems = True, []
+            self.is_next, self.problems = True, []  # the model continues with the result of its call
             self.called += 1
             self.calls += 1 + len(record.get("nested", ()))
             self._wrong = self._wrong + 1 if record.get("failure") in _WRONG_CALLS else 0
@@ -135,6 +141,7 @@ class _Tally:
             self.problems += [record["problem"]] if "problem" in record else []
 
     def _add_message(self, record: Mapping[str, Any], stops: Callable[[str], bool]) -> None:
+        """Count a message from or to the participant. After another participant's message, it is this one's turn."""
         self.heard += 1
         self.is_next = record["by"] != self.name
         if not self.is_next:

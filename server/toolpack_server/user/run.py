@@ -52,13 +52,13 @@ class Run:
         self._name = name
         self._model = model
         self._view = view
-        self._sessions = sessions or 1
+        self._sessions = sessions or 1  # by default, the run is over once a session was played and none is being played
         self._report = report
         self._session_ids: set[str] = set()
         self._outcomes = Counter[str]()
 
     async def play(self, url: str, token: str | None) -> None:
-        """Play until the run is over.
+        """Play until the run is over: enough sessions have ended, and no session is being played.
 
         Raises:
             ValueError: The URL is invalid.
@@ -75,7 +75,7 @@ class Run:
                         continue
                     done, playing = await asyncio.wait(playing, timeout=POLL_SECONDS)
                     for task in done:
-                        task.result()
+                        task.result()  # raises the exception of a session's task, which ends the run
             finally:
                 for task in playing:
                     task.cancel()
@@ -93,6 +93,7 @@ class Run:
         return sessions
 
     def _is_new(self, session: Session) -> bool:
+        """Return whether a listed session must be played: it has the participant, and wasn't found before."""
         participants: Any = session.get("participants") or {}
         in_run = _CONSOLE not in session["labels"] or _CONSOLE in self._labels
         return in_run and self._name in participants and session["session_id"] not in self._session_ids

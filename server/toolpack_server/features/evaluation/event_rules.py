@@ -99,6 +99,7 @@ class EventRule:
         """
         if self.call is None or not any(fnmatch.fnmatchcase(name, self.call) for name in names):
             return False
+        # A rule without `by` matches the calls of all callers but the world, so that events don't trigger themselves.
         if by_world if self.by is None else facts["by"] != self.by:
             return False
         about_error = any(pointer == "/error" for pointer in self.where or ())

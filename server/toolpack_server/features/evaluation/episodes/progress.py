@@ -80,7 +80,7 @@ class ProgressChecker:
 
     def __init__(self, *, began_as_fork: bool) -> None:
         self._last = None if began_as_fork else Progress()
-        self._ends: dict[int, Progress] = {0: Progress()}  # by version
+        self._ends: dict[int, Progress] = {0: Progress()}  # by version, for resets
 
     def add(self, kind: RecordKind, shown: Shown, private: Mapping[str, Any]) -> None:
         """Check the next record.
@@ -92,7 +92,7 @@ class ProgressChecker:
         back_to = kind.goes_back_to(shown)
         try:
             progress = Progress.read(private)
-            if self._last is None:
+            if self._last is None:  # the fork's inherited counts are those of its first record, without that record
                 own = Progress().after(kind, shown, index)
                 inherited = {by: count - own.calls.get(by, 0) for by, count in progress.calls.items()}
                 self._last = self._ends[0] = Progress(inherited)
@@ -132,6 +132,12 @@ class Episodes(OperationHook):
 
     @override
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> Outcome | None:
+        """Refuse a participant's call after the session has ended, or if it needs more calls than the participant has.
+
+        If no call is left, return an outcome with the error, which isn't recorded. If only the nested calls (calls that
+        are written as arguments) are too many, the call is recorded with an error, and the result is None. The result
+        is also None if the call can run.
+        """
         if operation.by == CLIENT or not isinstance(operation, CallOperation):
             return None
         address = self._addresses.of(state.session, operation.by)
@@ -154,6 +160,7 @@ class Episodes(OperationHook):
 
     @override
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
+        """Store the progress in the operation's record and in memory. A reset restores the progress of its version."""
         shown = change.members or {}
         kind = self._kinds[operation.record_kind]
         back_to = kind.goes_back_to(shown)

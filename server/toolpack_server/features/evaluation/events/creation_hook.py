@@ -88,6 +88,11 @@ class EventCreationHook(CreationHook):
 
     @override
     def prepare(self, request: SessionRequest) -> SessionRequest:
+        """Add the resolved rules to the request. If there are rules, also add the toolpack `world` with `wait`.
+
+        Raises:
+            InvalidParamsError: The rules can't be used, or the server has no toolpack `world`.
+        """
         toolpacks = self._context.catalog.choose(request.toolpacks)
         events = self._resolve(request, toolpacks)
         update: dict[str, Any] = {NAME: events}
@@ -133,17 +138,20 @@ class EventCreationHook(CreationHook):
         for name in without:
             if name not in names:
                 raise InvalidParamsError(f"The session has no event {shown(name)!r}: it has {', '.join(names)}.")
-        last = self._context.paths.end(parent.id, version, head.index)
+        last = self._context.paths.end(parent.id, version, head.index)  # -1: the fork begins before the first record
         timeline = hook.timeline_at(parent, last)
         if last >= 0:
             timeline = timeline.forked()
         elif TIMELINE not in details and not without:
-            return {NAME: events}
+            return {NAME: events}  # the fork begins as its parent began, so the rules determine the timeline
         rules = [rule for rule in events["rules"] if rule["name"] not in without]
         return {NAME: {**events, "rules": rules}, TIMELINE: timeline.without(without).to_json()}
 
     def _resolve(self, request: SessionRequest, toolpacks: Sequence[str]) -> Events | None:
         """Return the session's rules, the time at which it begins, and its step. Return None if it has no events.
+
+        The rules of the toolpacks, the task and the request are added up, unless the request replaces them all. The
+        request's clock determines when the session begins, then `begins` of its events, then of the toolpacks.
 
         Raises:
             InvalidParamsError: The rules can't be used in this session.

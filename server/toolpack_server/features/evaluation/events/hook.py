@@ -132,6 +132,10 @@ class EventHook(OperationHook):
         """Run the next due event or condition check before an operation. If none is due, prepare the operation.
 
         After each event or check, the operation starts again, so this method is called again.
+
+        Returns:
+            None: the operation runs now. Otherwise an effect whose `next` is the event or check, or whose answer is the
+            error that too many events are due.
         """
         timeline, events = self.timeline(state), self.events(state.session)
         if isinstance(operation, FunctionEvent | PlainEvent | ConditionCheck):  # this hook started the operation
@@ -157,7 +161,7 @@ class EventHook(OperationHook):
                 text = f"More than {MAX_EVENTS} events are due before this call: call `wait` first."
                 error = TooManyEventsError(text)
                 return Effect(Outcome(failure=CallFailure.of(error, Failure.TOO_LARGE, keep_cause=False)))
-            wait = _Wait(max(timeline.now, timeline.rest))  # too many events: the wait ends early
+            wait = _Wait(max(timeline.now, timeline.rest))  # too many events: the wait ends at the last event
         if isinstance(operation, CallOperation):
             self._answer(operation, timeline, wait or None, until)
         return None
@@ -195,7 +199,7 @@ class EventHook(OperationHook):
             VersionConflictError: The session doesn't have the version that the call expects. The versions are compared
                 here, because the events increase the session's version before the call runs.
         """
-        operation.links += not isinstance(link, ConditionCheck)
+        operation.links += not isinstance(link, ConditionCheck)  # counts events only, for the limit `MAX_EVENTS`
         if isinstance(operation, CallOperation):
             expected = operation.request.expected_version
             if expected is not None and expected != state.version:
@@ -276,9 +280,14 @@ class EventHook(OperationHook):
 
     @override
     def after(self, operation: SessionOperation, state: SessionState, change: Effect) -> None:
-        """Compute the timeline after an operation. Chain another operation if an event or a check is due at once."""
+        """Compute the timeline after an operation, and store it in the operation's record and in memory.
+
+        After an event, the operation that it interrupted continues. After another operation, chain an operation if an
+        event or a check is due at once.
+        """
         members = change.members if change.members is not None else {}
         timeline, problems = self.timeline(state), list[str]()
+        # The delay is the total so far; the hook of perturbations ran before this hook and stored it in the record.
         events, delay = self.events(state.session), (change.private.get(COUNTS) or [{}, 0.0])[1]
         back_to = self._kinds[operation.record_kind].goes_back_to(members)
         if back_to is not None:
@@ -294,11 +303,11 @@ class EventHook(OperationHook):
             wait: _Wait | None = operation.hook_scratch.get(self)
             at = timeline.rest + events.step if wait is None else wait.end
             if wait is not None:
-                timeline = timeline._replace(news=())
+                timeline = timeline._replace(news=())  # the result of `wait` contains the notices
             run = bool(members.get("perturbed", {"run": True})["run"])
             facts = self._facts(change, at)
             timeline, problems = events.after_call(timeline, at, self._called_names(operation), facts, run=run)
-            later = round((delay - timeline.delay) * SECOND)
+            later = round((delay - timeline.delay) * SECOND)  # what the rules have added for this call
             timeline = timeline._replace(now=at + later, rest=at + later, delay=delay)
             members["at"] = time_text(at)
             if change.versions and timeline.unanswered and operation.by in {AGENT, CLIENT}:
@@ -314,6 +323,7 @@ class EventHook(OperationHook):
             change.next = RunEventsOperation(operation.context, operation.session_id, operation.owner)
 
     def _called_names(self, operation: SessionOperation) -> Sequence[str]:
+        """Return all names of the function that an operation called, for rules. Empty: it called no known function."""
         if not isinstance(operation, CallOperation):
             return ()
         return self.names(operation.facts.recipe.toolpacks).all_of(operation.request.function)
@@ -352,6 +362,7 @@ class EventHook(OperationHook):
 
     @override
     def unfinished(self, session: StoredSession, head: Head) -> SessionOperation | None:
+        """Return the operation that runs the events and checks that are still due, or None if nothing is due."""
         if self._settled.get(session.id) == head.last or not _has_due(self.timeline_at(session, head.index)):
             return None
         return RunEventsOperation(self._context, session.id, session.owner)

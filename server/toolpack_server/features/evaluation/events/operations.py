@@ -24,7 +24,7 @@ from toolpack_server.stores.base import Record, StoredSession
 
 
 class FunctionEvent(CallOperation):
-    """An event that calls a function.
+    """An event that calls a function. The events hook creates it when the event is due.
 
     Attributes:
         event: The scheduled event that happens.
@@ -45,6 +45,7 @@ class FunctionEvent(CallOperation):
 
     @override
     def too_large(self, error: TooLargeError) -> Outcome:
+        """Raise the error, so that the operation fails. For other calls, the error would become the call's result."""
         raise error
 
 
@@ -101,6 +102,10 @@ class ConditionCheck(CallOperation):
 
     @override
     def changing(self, state: SessionState, start_clock: StartClock) -> Steps[Effect]:
+        """Run the condition's function and store the result. The returned effect continues the interrupted operation.
+
+        This is a generator, as `CallOperation.changing` is: it yields the coroutine of an async function to its caller.
+        """
         # Both are read before the check: if it misses its deadline, `state` might belong to a later operation by then.
         last, hook_state = state.last, state.hook_state
         change = yield from super().changing(state, start_clock)

@@ -229,7 +229,7 @@ class SessionEvents:
         news = timeline.news if rule.notice is None else (*timeline.news, (timeline.now, rule.notice))[-MAX_NEWS:]
         done = {**timeline.done, rule.name: timeline.done.get(rule.name, 0) + 1}
         unanswered = timeline.unanswered
-        if rule.name not in timeline.done:
+        if rule.name not in timeline.done:  # the agent's reaction is measured only for an event's first time
             unanswered = {**unanswered, rule.name: timeline.now}
         return timeline._replace(shown=shown, news=news, done=done, unanswered=unanswered)
 
@@ -242,7 +242,14 @@ class SessionEvents:
         run: bool,
         by_world: bool,
     ) -> tuple[Timeline, list[str]]:
-        """Schedule the events that a call triggers. Return the timeline, and why some of them can't happen."""
+        """Schedule the events that a call triggers. Return the timeline, and why some of them can't happen.
+
+        Args:
+            names: All names of the called function. Empty: there was no call, so nothing is triggered.
+            facts: Returns the facts of the call.
+            run: Whether the function ran.
+            by_world: Whether an event made the call.
+        """
         problems = []
         for rule in self._call_rules if names else ():
             if rule.is_set_off_by(names, facts(), run=run, by_world=by_world):

@@ -27,7 +27,7 @@ MAX_POLL_SECONDS = 1.0  # max delay
 
 
 class _Inbox(NamedTuple):
-    """The result of reading a participant's messages after the index that `listen` got."""
+    """A participant's messages after the index that `listen` got, as of one read of the session."""
 
     session: StoredSession
     last: int  # index of the session's last record when it was read

@@ -14,7 +14,7 @@ from toolpack_server.sessions.hooks import Watcher
 
 
 class Waiter:
-    """A request that waits for a message.
+    """A request of a participant that waits in `listen`. `MessageWaiters.waiter` creates it.
 
     Attributes:
         is_over: Whether the request must return now, even without a message.
@@ -45,7 +45,7 @@ class Waiter:
 
 
 class MessageWaiters(Watcher):
-    """The waiters of this worker."""
+    """The waiters of this worker. The server calls `changed` when a session might have a new message."""
 
     def __init__(self) -> None:
         self._waiters: dict[str, dict[str, Waiter]] = {}  # by session and participant

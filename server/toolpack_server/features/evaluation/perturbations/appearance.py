@@ -18,7 +18,7 @@ MAX_TEXT = 2**16  # max length of a text after functions in it are renamed, unle
 
 
 class Appearance:
-    """The functions of a session as its agent sees them.
+    """The functions of a session as its agent sees them. `SessionRules` creates it from the rules that apply now.
 
     Args:
         rules: The rules that change the list of functions now.
@@ -38,7 +38,7 @@ class Appearance:
         self._functions_by_rule = functions_by_rule
         self.hidden = {
             name: rule.name
-            for rule in reversed(rules)
+            for rule in reversed(rules)  # of several rules that hide a function, the first rule stays in the dict
             if rule.effect == "hide"
             for name in functions_by_rule[rule.name]
         }

@@ -21,7 +21,7 @@ UNKNOWN = ""  # name under which calls to unknown functions are counted
 
 
 class Counts(NamedTuple):
-    """Counts of the agent's calls on a path."""
+    """Counts of the agent's calls on a path. In a boolean context, counts are false if nothing was counted."""
 
     calls: Mapping[str, int] = {}  # number of calls, by function
     delay: float = 0.0  # seconds that rules have added to the session's clock
@@ -68,7 +68,7 @@ def counts_at_fork(
     counts = Counts()
     for session_id, line in paths.lines(parent, version):
         shown = loads(line)
-        if session_id == parent.id and shown["index"] > head.index:
+        if session_id == parent.id and shown["index"] > head.index:  # added after `head` was read
             break
         counts = counts.after(kinds[shown["kind"]], shown, functions)
     return counts

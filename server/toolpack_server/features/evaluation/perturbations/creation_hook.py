@@ -64,6 +64,11 @@ class PerturbationCreationHook(CreationHook):
 
     @override
     def prepare(self, request: SessionRequest) -> SessionRequest:
+        """Add the variant's rules to the request and check all rules. Rules from a bundle already include them.
+
+        Raises:
+            InvalidParamsError: The rules can't be used in this session.
+        """
         perturbations: Mapping[str, Any] = getattr(request, NAME)
         task = None if request.resolved else getattr(request, "task", None)
         toolpacks = self._catalog.choose(request.toolpacks)

@@ -112,7 +112,11 @@ class PerturbationHook(OperationHook):
 
     @override
     def before(self, operation: SessionOperation, state: SessionState, start_clock: StartClock) -> None:
-        """Find the rules that apply to a call by the agent. Apply the rules that change or replace the call."""
+        """Find the rules that apply to a call by the agent. Apply the rules that change or replace the call.
+
+        The rules that change the answer are kept in `operation.hook_scratch`, and `after` applies them. Each call, also
+        of a client, sees the session's clock with all delays so far.
+        """
         if not isinstance(operation, CallOperation):
             return
         memo, decision = self._memo(state), Decision()
@@ -157,6 +161,7 @@ class PerturbationHook(OperationHook):
         applied: dict[str, None] = {}
         for name in (plan.function, *(nested.function for nested in plan.nested)):
             real = appearance.real_name(name)
+            # Unknown: no function has this name, or the agent used another spelling of a renamed function's old name.
             if real not in functions or functions[real] in appearance.names.keys() - {real}:
                 visible = [appearance.names[f][0] if f in appearance.names else f for f in functions.values()]
                 spellings = dict.fromkeys(spelling for new in visible for spelling in (new, without_dots(new)))
@@ -195,6 +200,7 @@ class PerturbationHook(OperationHook):
         return [(names[name] if name in plan.runtime.functions else UNKNOWN, kwargs) for name, kwargs in sent]
 
     def _replacement(self, rule: Rule, operation: CallOperation, state: SessionState) -> Outcome:
+        """Return the answer of a rule that replaces the call: the rule's error, or for `stale` an earlier answer."""
         if rule.effect == "error":
             return Outcome(failure=_failure(rule.value))
         return Outcome(self._latest_answer(state, self._calls(operation, state)[-1]))

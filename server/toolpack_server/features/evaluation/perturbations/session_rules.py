@@ -120,7 +120,10 @@ class SessionRules:
     # Calls
 
     def decide(self, before: Mapping[str, int], calls: Sequence[Call], has_answer: Callable[[Call], bool]) -> Decision:
-        """Return the rules that apply to a call and its nested calls.
+        """Return the rules that apply to a call and its nested calls: calls that are written as its arguments.
+
+        If a rule answers any of these calls in place of its function, the whole call gets this answer, so rules for the
+        result aren't searched. Of several `lost` or `phantom` rules, the first counts.
 
         Args:
             before: The number of earlier calls, by function.
@@ -132,7 +135,7 @@ class SessionRules:
         lost, phantom, delay, counts = None, None, 0.0, dict(before)
         for index, (name, arguments) in enumerate(calls):
             counts[name] = counts.get(name, 0) + 1
-            nested = index < len(calls) - 1
+            nested = index < len(calls) - 1  # the call itself comes last
             for rule in self._call_rules:
                 if nested and rule.effect not in NESTED_EFFECTS:
                     continue

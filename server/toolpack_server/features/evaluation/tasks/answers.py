@@ -55,7 +55,7 @@ class AnswerOperation(RecordOperation):
         episodes, feature_options = self._episodes, self.facts.recipe.feature_options
         if "task" not in feature_options and PARTICIPANTS not in feature_options:
             raise InvalidParamsError("The session has no task, so it takes no answer: create a session with a task.")
-        shared, is_agent = PARTICIPANTS in feature_options, self.by != CLIENT
+        shared, is_agent = PARTICIPANTS in feature_options, self.by != CLIENT  # shared: by several participants
         # An agent and a client might use the same call_id for different requests. So a record with a call_id also
         # stores `by`, and neither takes the other's request for a retry.
         by = {"by": self.by} if shared or (is_agent and self.call_id is not None) else {}
@@ -96,5 +96,5 @@ class AnswerKind(RepeatableKind):
 
     def add_to_trajectory(self, messages: list[dict[str, Any]], shown: Shown) -> None:
         message = {"role": "assistant", "content": shown["answer"]}
-        if messages[-1:] != [message]:
+        if messages[-1:] != [message]:  # the agent often submits its last message as the answer
             messages.append(message)

@@ -55,6 +55,7 @@ async def check_tasks(settings: Settings, catalog: Catalog, names: Sequence[str]
 async def _check_tasks(
     settings: Settings, catalog: Catalog, names: Sequence[str], tracebacks: "_TracebackHandler"
 ) -> tuple[int, list[str]]:
+    """Check tasks as `check_tasks` does. To each problem, add the traceback that its check has logged."""
     problems: list[str] = []
     tasks: list[tuple[Toolpack, Task]] = []
     for pack in catalog.toolpacks.values():
@@ -140,7 +141,10 @@ class _Checks:
         return await self._request(method, params)
 
     async def problem(self, name: str, task: Task) -> str | None:
-        """Return the first problem with a task, or None."""
+        """Return the first problem with a task, or None.
+
+        The check evaluates a session in which the solution was played, and a session in which nothing was done.
+        """
         if task.evaluate is None and task.solution is None:
             return "it has neither an evaluator nor a solution: give one."
         await self._try_variants(name, task)

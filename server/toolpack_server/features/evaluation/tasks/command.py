@@ -118,6 +118,7 @@ def evaluate(
     extras = [extra for kind in _EXTRAS if (extra := kind.begin(where)) is not None]
 
     async def look(send: Send) -> bool:
+        """Write the review, or else the report and all requested files. Return whether any rollout is invalid."""
         if review is not None:
             review[1].write(await review_html(send, review[0], where["url"]))
             return False
@@ -149,7 +150,7 @@ async def _evaluate(
     record: bool,
     lost: bool,
 ) -> bool:
-    """Evaluate the sessions, print the report, and write the participant's trajectories.
+    """Evaluate the sessions page by page, print the report, and write the participant's trajectories.
 
     Return whether any rollout is invalid.
     """
@@ -261,7 +262,7 @@ async def _write(file: IO[str], send: Send, verdict: dict[str, Any], participant
     try:
         line = await _line(send, verdict, participant, form)
     except click.ClickException as error:
-        verdict.update({"problem": error.format_message(), **verdict, "valid": False})
+        verdict.update({"problem": error.format_message(), **verdict, "valid": False})  # an earlier problem stays
         return True
     file.write("" if line is None else printable(json.dumps(line, ensure_ascii=False)) + "\n")
     return line is not None

@@ -134,7 +134,7 @@ def evaluate(name: str, evidence: Evidence, context: ExecutionContext) -> Verdic
                 if inspect.isawaitable(returned):
                     returned = run_coroutine(_as_coroutine(returned))
         except Exception as error:
-            if worlds.failed is not None:
+            if worlds.failed is not None:  # the cause is an unreadable database or file, not the evaluator
                 raise worlds.failed from None
             if not isinstance(error, AssertionError):
                 raise
@@ -292,6 +292,7 @@ class _StoredWorlds(Worlds):
             return self._load(evidence.at(version))
 
     def replay(self, calls: Sequence[Any], *, raise_on_error: bool) -> dict[str, Any]:
+        """Run the calls one after another on the bytes of the snapshot, as the server runs the calls of a session."""
         context, initial = self._context, self._evidence.initial
         plain = plain_calls(calls)
         with uninterruptible:
@@ -308,6 +309,7 @@ class _StoredWorlds(Worlds):
                     raise ReplayError(function, failure.kind, failure.text, failure.raised_at)
                 parts = {**snapshot.parts, **{part: blob_id for part, (blob_id, _) in outcome.blobs.items()}}
                 blobs |= {part: blob for part, (_, blob) in outcome.blobs.items()}
+                # Environments are decoded again for each call. Only open volumes are passed on.
                 live = {name: location for name, location in outcome.live.items() if is_piece(name)}
                 snapshot = Snapshot(parts, ChainMap(blobs, initial_blobs), live)
             return self._load(snapshot)

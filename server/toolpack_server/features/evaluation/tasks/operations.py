@@ -33,6 +33,7 @@ class EvaluateTask(RunnerOperation[Verdict]):
 
     @override
     def fits(self, result: Verdict) -> bool:
+        """Return whether an executor sent a possible result. The server trusts no process that runs author code."""
         matches = (result["task"], result["version"]) == (self.task, self.evidence.version)
         return matches and result["valid"] and "failure" not in result and result["reward"] is not None
 

@@ -118,10 +118,10 @@ class RunsPage:
         return f"{record['path_index']:>4}  {kind.text(shown, MAX_CHARACTERS)}"
 
     async def _prompt(self, task: str) -> str:
-        """Return a task's prompt as one text, or "" if the task is no longer loaded."""
+        """Return a task's prompt as one text, or "" if the request fails, because the page works without prompts."""
         try:
             prompt = (await self._send("get_task", {"task": task}))["prompt"]
-        except click.ClickException:  # the task is no longer loaded
+        except click.ClickException:  # usually because the task is no longer loaded
             return ""
         if isinstance(prompt, str):
             return prompt
@@ -129,15 +129,22 @@ class RunsPage:
 
 
 def _names(imported: str) -> str:
+    """Convert the names of a JavaScript import to those of a destructuring: `a as b` becomes `a: b`."""
     return " ".join(imported.split()).rstrip(",").replace(" as ", ": ")
 
 
 def bundle_script(entry: Path) -> str:
-    """Return a module of the console and its imports as one script, with one function for each module."""
+    """Return a module of the console and its imports as one script, so that the page needs no other file.
+
+    Each module becomes a constant, named `$` and the module's name, that contains the module's exports.
+    """
     scripts: dict[str, str] = {}
 
     def add(path: Path) -> None:
-        """Add a module after the modules that it imports. The module becomes a function that returns its exports."""
+        """Add a module after the modules that it imports. Its code is wrapped in a function, which returns its exports.
+
+        Without the function, private names of different modules would collide.
+        """
         text = path.read_text(encoding="utf-8")
         for name in (groups[1] for groups in _IMPORT.findall(text)):
             if name not in scripts:

@@ -56,7 +56,8 @@ class Verdict(TypedDict):
 
     A verdict that isn't `valid` doesn't count for or against the agent; `failure` says why. `reward` is null if no
     reward could be computed. `perturbed` maps each perturbation rule to the number of calls that the rule changed.
-    `reactions` maps each event to the seconds between its first time and the agent's next change.
+    `reactions` maps each event to the seconds from when it first happened until the agent's next call that changed the
+    environment.
     """
 
     task: str

@@ -70,7 +70,7 @@ class _Step:
 
 
 class Reviews:
-    """Computes reviews, and stores them."""
+    """Computes reviews, and stores them. The method `review_session` uses it."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -114,7 +114,8 @@ class _Reviewer:
     async def review(self, *, record: bool) -> Review:
         """Return the stored review, or compute it.
 
-        With `record`, play the winning continuation in a fork that is kept, and store the review.
+        With `record`, play the winning continuation in a fork that is kept, and store the review. The review is stored
+        as a message in a second fork, the *ledger*, because a record in the session itself would change the rollout.
         """
         session = await self._request("get_session", session_id=self._id)
         if "task" not in session:
@@ -122,6 +123,7 @@ class _Reviewer:
                 "The session has no task, so no reward can be lost: review a session that was created with a task."
             )
         trace = await self._pages(self._id, path=False)
+        # The labels of the ledger. With the number of records, a review of an older state of the session isn't found.
         stage = {REVIEW_LABEL: self._id, "records": str(len(trace))}
         stored = await self._stored(stage)
         if stored is not None:
@@ -186,7 +188,7 @@ class _Reviewer:
 
     async def _find_sibling(self, task: str, labels: Mapping[str, str]) -> str | None:
         """Return the session_id of the newest passed rollout with this task and these labels, or None."""
-        if not labels:
+        if not labels:  # nothing tells which other rollouts belong to the same run
             return None
         evaluations = 0
         async for each in self._newest(labels):
@@ -227,7 +229,12 @@ class _Reviewer:
                 raise
 
     async def _compute(self, task: str, version: int, spans: Sequence[Span]) -> Review:
-        """Compute the review from the verdict, the values of all steps and the solution."""
+        """Compute the review from the verdict, the values of all steps and the solution.
+
+        Args:
+            version: The session's current version.
+            spans: The session's calls and its answer, each with the steps before and after it.
+        """
         answers = [each.record["answer"] for each in spans if each.record["kind"] == "answer"]
         self._answer = answers[-1] if answers else None
         verdict = await self._request("evaluate_session", session_id=self._id, raise_on_error=False)
@@ -308,6 +315,7 @@ class _Reviewer:
     async def _values(self, steps: Sequence[int]) -> dict[int, float | None]:
         """Return the value of each step, or None for a step that the server no longer stores.
 
+        A step's value is the highest reward that a continuation reaches from this step or from a later step.
         If `_halve` skipped a step, the values on both sides of it are equal. Because values never rise, the skipped
         step has the same value.
         """
@@ -332,7 +340,10 @@ class _Reviewer:
             await self._halve(steps, low, middle)
 
     async def _step(self, version: int) -> _Step:
-        """Return the best continuation from a step, and remember it for the next call."""
+        """Return the best continuation from a step, and remember it for the next call.
+
+        If the server no longer stores the version, return a step without a reward.
+        """
         if version not in self._steps:
             async with self._slots:
                 try:
@@ -426,7 +437,7 @@ class _Reviewer:
         for call in calls:
             params = {"function": call["function"], "kwargs": call["kwargs"]}
             caller = Caller(self._caller.owner, session_id, address=call["by"])
-            if call["by"] == CLIENT:
+            if call["by"] == CLIENT:  # a sibling's call that a client made
                 caller, params = self._caller, {**params, "session_id": session_id}
             try:
                 await self._app.request(caller, "run_function", params)

@@ -153,8 +153,8 @@ class Rollout(Generic[E]):
         messages: The messages in the history, in order.
         answer: The submitted answer. If no answer was submitted, the agent's last message or "".
         version: The version of the session that is evaluated.
-        reactions: For each event, the seconds between the event's first time and the agent's next change. Events
-            after which the agent changed nothing are missing.
+        reactions: For each event, the seconds from when it first happened until the agent's next call that changed the
+            environment. Events after which the agent changed nothing are missing.
         checks: The checks that `check` has added so far.
         plain: The classes of plain objects. Their objects are converted to JSON as dicts of their public attributes.
     """
@@ -275,7 +275,7 @@ def verdict(
         "checks": [_check_view(check) for check in [*checks, *evaluation.checks]],
         "metrics": loads(to_json(dict(evaluation.metrics))),
         "valid": True,
-        "perturbed": {},
+        "perturbed": {},  # `Tasks` fills this in, and whether the verdict is valid
     }
     if reactions:
         judged["reactions"] = dict(reactions)
@@ -283,7 +283,11 @@ def verdict(
 
 
 def _evaluation(returned: object, checks: Sequence[Check]) -> Evaluation:
-    """Convert an evaluator's return value to an `Evaluation`. Raise `TypeError` for an invalid value."""
+    """Convert an evaluator's return value to an `Evaluation`. None means: the rollout passes if all checks passed.
+
+    Raises:
+        TypeError: The value has another type, or it is None without any check.
+    """
     if returned is None:
         if not checks:
             raise TypeError(

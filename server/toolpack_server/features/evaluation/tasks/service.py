@@ -77,7 +77,7 @@ class UnfinishedError(OverloadedError):
 
 
 class Tasks:
-    """Implements the task methods."""
+    """Implements the task methods. The server creates one instance; `app.feature(Tasks)` returns it."""
 
     def __init__(self, app: App) -> None:
         self._context = app.context
@@ -229,7 +229,7 @@ class Tasks:
         try:
             for operation in operations:
                 await self._sessions.run(operation)
-        except (OverloadedError, SessionNotFoundError):
+        except (OverloadedError, SessionNotFoundError):  # these concern the request, so they are no failure of an event
             raise
         except RequestError as error:
             return unfinished_failure(error)
@@ -257,10 +257,11 @@ class Tasks:
             settled: Whether all events are known to have happened, so that no check is needed.
             unfinished: The failure of an event that couldn't happen. It makes the verdict invalid.
         """
-        tracer, began, task = self._sessions.tracer, time.time_ns(), ""
+        tracer, began, task = self._sessions.tracer, time.time_ns(), ""  # `task` is set later, for the trace
         heavy = self._sessions.heavy_reader
 
         def evaluate(state: SessionState, start_clock: Callable[[float], None]) -> Verdict:
+            """Evaluate the session's current state in the session's queue, for a recorded verdict."""
             nonlocal task
             head = Head(state.index, state.version, state.parts, last=state.last)
             self._check_finished(state.session, head, settled=settled)
@@ -275,7 +276,7 @@ class Tasks:
 
         try:
             if record:
-                if owner is None:
+                if owner is None:  # the caller sees all sessions, but an operation needs the session's owner
                     owner = (await self._sessions.read(lambda reader: reader.get(session_id, None)))[0].owner
                 operation = VerdictOperation(self._context, session_id, owner, evaluate, ends=ends)
                 verdict: Verdict = await self._sessions.run(operation)
@@ -330,7 +331,7 @@ class Tasks:
     async def without_reward(
         self, failure: VerdictFailure, session_id: str, owner: str | None, name: str | None, version: int | None
     ) -> Verdict:
-        """Return an invalid verdict without a reward, after `evaluate` has failed."""
+        """Return an invalid verdict without a reward, after `evaluate` has failed and the client asked for no error."""
         with suppress(StateDamagedError):  # even an unreadable session gets a verdict
             session, head = await self._sessions.read(lambda reader: reader.find(session_id, owner))
             name = name or Recipe.of(session).feature_options.get("task")

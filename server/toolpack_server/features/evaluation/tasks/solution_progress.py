@@ -43,7 +43,7 @@ def match_solution(history: Sequence[Mapping[str, Any] | None], calls: Sequence[
         for path_index in others[call["function"]]
     ]
     taken: set[int] = set()
-    for _, number, path_index in sorted(pairs):
+    for _, number, path_index in sorted(pairs):  # pairs with the most equal arguments choose first
         if path_index not in taken and "similar" not in compared[number]:
             taken.add(path_index)
             compared[number]["similar"] = path_index

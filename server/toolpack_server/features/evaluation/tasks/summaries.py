@@ -41,7 +41,7 @@ _UNSEARCHED_FIELDS = {"index", "kind", "version", "state", "started_at", "durati
 
 
 class Summaries:
-    """Computes summaries of sessions."""
+    """Computes the pages of summaries that `summarize_sessions` returns."""
 
     def __init__(self, app: App) -> None:
         self._tasks = app.feature(Tasks)
@@ -75,7 +75,7 @@ class Summaries:
         by_record = order.removeprefix("-") in BY_RECORDS
 
         def read() -> tuple[list[SessionSummary], int, int]:
-            unsorted = self._summaries(query, text) if by_record else self._all(query, text)
+            unsorted = self._summaries(query, text) if by_record else self._all(query, text)  # all pages
             texts, total = sort_summaries(unsorted, order, query.after)
             entries = map(loads, texts[: query.limit])
             summaries = entries if by_record else filter(None, (self._summary(outline, "") for outline in entries))
@@ -166,7 +166,12 @@ class Summaries:
         return page, None
 
     def _summary(self, outline: Mapping[str, Any], text: str) -> SessionSummary | None:
-        """Return the summary of a session, or None if the search text occurs nowhere in the session."""
+        """Return the summary of a session, or None if the search text occurs nowhere in the session.
+
+        Args:
+            outline: The result of `_outline`.
+            text: The search text in the form of `_search_form`, without quotes. "" occurs in every session.
+        """
         matches = text in _search_form([outline["session_id"], outline["task"], outline["labels"]])
         records = calls = errors = 0
         milliseconds, last, done, problem = 0.0, None, False, None
@@ -179,8 +184,8 @@ class Summaries:
                 if kind.is_call:
                     calls, last = calls + 1, shown["function"]
                     errors += shown["error"] is not None
-                done = (done or kind.ends(shown)) and kind.goes_back_to(shown) is None
-                verdict = recorded_verdict(shown, private)
+                done = (done or kind.ends(shown)) and kind.goes_back_to(shown) is None  # a reset continues the session
+                verdict = recorded_verdict(shown, private)  # only a verdict in the last record counts
                 values = [value for name, value in shown.items() if name not in _UNSEARCHED_FIELDS]
                 matches = matches or text in _search_form(values)
         except StateDamagedError as error:

@@ -227,7 +227,10 @@ def _is_json(value: Any) -> bool:
 
 
 class TaskList:
-    """The tasks of one toolpack, in the order of registration. They come from `add` and from loaders."""
+    """The tasks of one toolpack, in the order of registration. They come from `add` and from loaders.
+
+    Loaders run only when the tasks are first needed, because they can be slow, for example read large files.
+    """
 
     def __init__(self, toolpack: str) -> None:
         self._toolpack = toolpack
@@ -280,7 +283,7 @@ class TaskList:
             return sum(isinstance(source, Task) for source in self._sources)
 
     def _load(self) -> dict[str, Task]:
-        """Run the loaders and return all tasks. Raise `EvaluationError` if a loader fails."""
+        """Run the loaders and return all tasks, in order of registration. Raise `EvaluationError` if a loader fails."""
         tasks: dict[str, Task] = {}
         for source in self._sources:
             if isinstance(source, Task):

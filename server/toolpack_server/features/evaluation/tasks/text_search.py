@@ -98,6 +98,7 @@ def _fits(text: str, tokens: list[_Token], index: int, expected: list[_Token]) -
         if other is None and token.value != each.value:
             return False
         end = other.end() if other else token.end
+        # Another spelling can span several tokens, such as `5 March`, so continue with the first token after it.
         index = next((later for later in range(index + 1, len(tokens)) if tokens[later].begin >= end), len(tokens))
     return True
 

@@ -46,6 +46,7 @@ class Messages(list[Message]):
         self.records: list[Mapping[str, Any] | None] = [None] * len(self)
 
     def add(self, kinds: RecordKinds, record: Mapping[str, Any]) -> None:
+        """Add the messages of a record. A call adds several messages, and some kinds of records add none."""
         kinds[record["kind"]].add_to_trajectory(self, record)
         self.records += [record] * (len(self) - len(self.records))
 
@@ -78,7 +79,7 @@ def participants_messages(
             if by != name and record.get("to") not in {None, name}:
                 continue
             result.add(kinds, {**record, "role": "assistant" if by == name else "user"})
-            if by != name and len(others) > 1:
+            if by != name and len(others) > 1:  # with one other participant, the sender is clear
                 result[-1]["name"] = by
         elif by == name or (by is None and name == AGENT):
             result.add(kinds, record)

@@ -1,7 +1,7 @@
 """Table of pass rates by perturbation variant, which the command `evaluate` prints for perturbed rollouts.
 
-The table also counts calls that were answered falsely, and the calls that agents repeated after a false answer. All
-functions here are pure.
+The table also counts *false answers*: results and errors that contradict what the call did, because a rule injected a
+fault. It shows whether agents check such answers before they repeat a call. All functions here are pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +15,13 @@ HEAD = ("variant", "n", "passed", "pass^k", "perturbed", "recovered", "lost", "r
 
 
 class FalseAnswers(NamedTuple):
-    """How many calls got a false answer, and how many later calls repeated them.
+    """How many calls of a rollout got a false answer, and how many later calls repeated them.
 
     Attributes:
         lost: Number of calls that took effect, but were answered with an error.
-        repeated: Number of equal calls that changed the environment again after a lost answer.
+        repeated: Number of equal calls that changed the environment again after a lost answer, usually by mistake.
         phantom: Number of calls that had no effect, but were answered with a result.
-        redone: Number of equal calls that changed the environment after a phantom.
+        redone: Number of equal calls that changed the environment after a phantom, and so made up for it.
     """
 
     lost: int = 0
@@ -31,7 +31,11 @@ class FalseAnswers(NamedTuple):
 
 
 def count_false_answers(path: Iterable[Mapping[str, Any]]) -> FalseAnswers:
-    """Count the false answers to the agent in a history."""
+    """Count the false answers to the agent in a history, and the agent's calls that repeated such a call.
+
+    Calls are equal if they have the same function and arguments. A call has changed the environment if its record has a
+    higher version than the record before it.
+    """
     lost = repeated = phantom = redone = version = 0
     lost_calls: list[tuple[str, Any]] = []  # only calls that changed the environment
     phantom_calls: list[tuple[str, Any]] = []
@@ -43,7 +47,7 @@ def count_false_answers(path: Iterable[Mapping[str, Any]]) -> FalseAnswers:
         repeated += changed and call in lost_calls
         if changed and call in phantom_calls:
             redone += 1
-            phantom_calls.remove(call)
+            phantom_calls.remove(call)  # one call makes up for the phantom, so further equal calls don't count
         perturbed = record.get("perturbed") or {}
         if perturbed.get("phantom"):
             phantom += 1
@@ -57,10 +61,12 @@ def count_false_answers(path: Iterable[Mapping[str, Any]]) -> FalseAnswers:
 
 
 def variants_table(verdicts: Sequence[Mapping[str, Any]], false_answers: Mapping[str, FalseAnswers]) -> str:
-    """Return a table of the valid rollouts, with a row for each variant.
+    """Return a table of the valid rollouts, with a row for each variant and the columns of `HEAD`.
 
     Args:
-        false_answers: The counts of false answers by session_id.
+        verdicts: The verdicts of all rollouts, each with `session_id`, and with `variant` if the session has rules.
+        false_answers: By session_id: how many calls got a false answer because of a fault. Sessions without an entry
+            count as 0.
     """
     rows: list[Sequence[str]] = [HEAD]
     valid = [verdict for verdict in verdicts if verdict["valid"]]

@@ -54,9 +54,9 @@ class VerdictOperation(SessionOperation):
     ) -> None:
         super().__init__(context, session_id, owner)
         self._evaluate = evaluate
-        self._ends = self.is_told = ends
+        self._ends = self.is_told = ends  # watchers are notified, because participants that wait must stop
         self._episodes = Episodes.of(context)
-        self._thread = 0
+        self._thread = 0  # the thread that runs the evaluator, whose stack the error of a missed deadline shows
         self._seconds = context.settings.timeout_seconds
 
     @override
@@ -76,7 +76,7 @@ class VerdictOperation(SessionOperation):
             raise TooLargeError(
                 f"The verdict has {size} bytes; a record can have {max_size}: shorten the task's checks or metrics."
             )
-        ends = self._ends and self._episodes.progress(state).ended is None
+        ends = self._ends and self._episodes.progress(state).ended is None  # a session can end only once
         if state.index >= 0 and not ends:
             (record,) = self.context.store.records(self.session_id, state.index - 1, 1)
             shown, private = map(loads, self.context.records.read(self.session_id, record))
@@ -136,8 +136,8 @@ class VerdictFilter(SessionFilter):
         """Return `passed` of a session's recorded verdict, or None if the last record isn't a verdict that counts."""
         entry = self._store.get(session_id)
         records: Sequence[Any] = ()
-        if entry and entry[1].index >= 0:
-            records = self._store.records(session_id, entry[1].index - 1, 1)
+        if entry and entry[1].index >= 0:  # the session has records
+            records = self._store.records(session_id, entry[1].index - 1, 1)  # only the last record
         for record in records:
             verdict = recorded_verdict(*map(loads, self._records.read(session_id, record)))
             if verdict is not None:
