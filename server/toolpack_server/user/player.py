@@ -160,6 +160,6 @@ class Player:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _fail(self, position: Position, reason: str, message: str) -> None:
-        """Report to the server that the participant failed, which ends its part and makes verdicts invalid."""
+        """Report that the participant failed. This ends the session for all, and makes its verdicts invalid."""
         call_id = f"{self._name}-failed-{position.done}"
         await self._client.fail_participant(self._id, self._name, reason, message=message, call_id=call_id)
