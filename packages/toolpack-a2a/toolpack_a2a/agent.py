@@ -104,6 +104,11 @@ class _BoundedTransport(httpx.AsyncHTTPTransport):
     """
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request, and return the response with a body that counts its bytes.
+
+        Raises:
+            _FloodError: The response is compressed.
+        """
         request.headers["Accept-Encoding"] = "identity"
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":

@@ -100,7 +100,12 @@ def parse_assessment(text: str) -> Assessment:
 
 
 class GreenAgent(AgentExecutor):
-    """Judges the agent of each request with the tasks of a server."""
+    """Judges the agent of each request with the tasks of a server. `serve` creates one, and the SDK calls it.
+
+    Args:
+        url: URL of the server with the tasks, for this agent.
+        public_url: URL of the same server, for the agents that it judges.
+    """
 
     def __init__(self, url: str, public_url: str, token: str | None) -> None:
         self._url = url
@@ -202,6 +207,7 @@ class RecentTasks(InMemoryTaskStore):
         self._finished: dict[str, ServerCallContext] = {}
 
     async def save(self, task: Task, context: ServerCallContext) -> None:
+        """Store a task's state. If too many tasks have finished, delete the task that finished first."""
         await super().save(task, context)
         if task.status.state in FINAL_STATES:
             self._finished[task.id] = context
@@ -217,6 +223,7 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the whole body of an HTTP request, then call the application, which reads the body from memory."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -21,7 +21,10 @@ _ENDED = getattr(select, "POLLRDHUP", select.POLLIN)  # only Linux distinguishes
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Limit the time of the requests that this thread sends in the block."""
+    """Limit the time of the requests that this thread sends in the block.
+
+    Each thread must use this before it sends a request through `bounded_transport`.
+    """
     _request.ends = time.monotonic() + seconds
     yield
 

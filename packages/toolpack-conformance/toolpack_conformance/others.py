@@ -245,6 +245,7 @@ class McpSession:
         self.mcp = McpClient(target, path)
 
     def _call(self, call: Call) -> Any:
+        """Call a tool. Return its result, or a `CallFailed`. A result without content is None."""
         name, arguments = call
         reply = self.mcp.reply("tools/call", {"name": name, "arguments": arguments})
         if "error" in reply:  # MCP's response to a call of an unknown function

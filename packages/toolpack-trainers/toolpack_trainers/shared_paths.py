@@ -40,6 +40,7 @@ class SharedEndpoint(EpisodeEndpoint):
         return self._first.refusal(status, message)
 
     async def answer(self, request: FeatureRequest) -> Response:
+        """Parse the body once, choose the endpoint by its content and the cookie, and return its response."""
         has_cookie = GymEndpoint.cookie(request) is not None
 
         def read(content: Any) -> tuple[BodyEndpoint, Any]:

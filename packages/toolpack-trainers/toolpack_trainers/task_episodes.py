@@ -177,6 +177,7 @@ class TaskEpisodes:
         return [{"task": name} for name in names]
 
     async def _names(self, caller: Caller, env: str, split: str | None) -> list[str]:
+        """Return the names of a toolpack's tasks in a split, or in all splits if it is None. Read them page by page."""
         names: list[str] = []
         after = -1
         while True:

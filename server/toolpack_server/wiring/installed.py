@@ -71,10 +71,15 @@ def load_features(chosen: Sequence[str] | None = None) -> list[type[Feature]]:
     return in_order([_import(point) for point in points.values() if point is not _EXCLUDED])
 
 
-_EXCLUDED = EntryPoint("", "", GROUP)
+_EXCLUDED = EntryPoint("", "", GROUP)  # stands for an excluded feature, so that its name remains known
 
 
 def _import(point: EntryPoint) -> type[Feature]:
+    """Import a feature.
+
+    Raises:
+        StartError: The import fails, or the object isn't a feature with the name of its entry point.
+    """
     remedy = f"correct or uninstall it, or exclude it with {VARIABLE}=-{point.name}"
     try:
         feature = point.load()
@@ -192,6 +197,7 @@ def _additions(feature: type[Feature]) -> dict[str, list[str]]:
 
 
 def _describe(feature: type[Feature], point: EntryPoint | None) -> dict[str, Any]:
+    """Return a feature's name, distribution and additions. Without an entry point, the distribution is null."""
     distribution = point.dist if point is not None else None
     return {
         "name": feature.name,

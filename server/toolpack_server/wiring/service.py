@@ -279,6 +279,7 @@ class Service:
         return self._document
 
     def feature(self, kind: type[T]) -> T:
+        """Return a feature's object by its class. Raise `KeyError` if its feature isn't loaded."""
         service: T = self._features[kind]
         return service
 
@@ -294,10 +295,23 @@ class Service:
     async def invoke(
         self, caller: Caller, method: str, params: Mapping[str, Any], prepare: Prepare | None = None
     ) -> Any:
+        """Call a method as a client, or as the agent if the caller has a session. Return its result.
+
+        Args:
+            prepare: Changes the validated request before the method handles it. None: the request stays unchanged.
+
+        Raises:
+            RequestError: The method refuses the request.
+        """
         rpc = self.rpc if caller.session_id is None else self.agents
         return await rpc.invoke(caller, method, params, prepare)
 
     async def request(self, caller: Caller, method: str, params: Mapping[str, Any]) -> Any:
+        """Do what `invoke` does, but convert parameters and result to JSON values, as a request over HTTP does.
+
+        Raises:
+            ReplyError: The method refuses the request.
+        """
         try:
             return loads(dumps(await self.invoke(caller, method, loads(dumps(params)))))
         except REFUSALS as error:

@@ -15,6 +15,7 @@ _WHAT = "the total, the list, the note and the version"
 
 
 def nested(function: str, **args: Any) -> dict[str, Any]:
+    """Return a call in the form in which it can be an argument of another call, which then receives its result."""
     return {"$call": {"function": function, "args": args}}
 
 
@@ -118,6 +119,7 @@ def versions_count_changes(target: Target) -> None:
 
 
 def _sees_old_versions(session: Session) -> None:
+    """Check that a client can read the versions 0 to 2, and that patches between them are correct."""
     for version, total, numbers in ((0, 0, []), (1, 1, []), (2, 1, [1])):
         environment = session.ask("get_environment", version=version)["conform"]
         expect(

@@ -14,6 +14,7 @@ _WHAT = "the total, the list, the note and the version"
 
 
 def _deadline_is_kept(target: Target, function: str) -> None:
+    """Check that a late call of a function fails in time, changes nothing, and blocks no later call."""
     session, other = target.create(), target.create()
     session.error(function, {"amount": 1, "seconds": _LONG}, timeout_seconds=0.3)
     expect(other.run("add", {"amount": 1}), 1, "another session's total after a missed deadline")

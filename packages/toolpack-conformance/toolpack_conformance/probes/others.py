@@ -156,10 +156,11 @@ def stored_values_are_exact(open_session: Open) -> None:
 def waiting_calls_delay_no_other_session(open_session: Open) -> None:
     """While calls in 48 sessions wait, calls in other sessions run."""
     sessions = [open_session() for _ in range(49)]
-    for seconds in (3, 6, 9):
-        ended: list[float] = []
+    for seconds in (3, 6, 9):  # a busy machine may need the longer times
+        ended: list[int] = []  # indexes of the sessions, in the order in which their calls ended
 
-        def wait(number: int, seconds: int = seconds, ended: list[float] = ended) -> None:
+        def wait(number: int, seconds: int = seconds, ended: list[int] = ended) -> None:
+            """Make three quick calls in session 0, or a call that waits in another session."""
             if number:
                 run(sessions[number], "add_and_wait", amount=0, seconds=seconds)
             else:
@@ -169,7 +170,7 @@ def waiting_calls_delay_no_other_session(open_session: Open) -> None:
             ended.append(number)
 
         at_once(49, wait)
-        if ended[0] == 0:
+        if ended[0] == 0:  # the quick calls ended before all waiting calls
             return
     raise Failed("three quick calls took longer than calls that waited for 9 s")
 

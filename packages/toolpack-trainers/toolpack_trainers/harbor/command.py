@@ -52,6 +52,7 @@ def tasks(pack_dir: tuple[Path, ...], packs: str | None, harbor: Path, names: tu
     """Write each task as a folder for Harbor, with its tools over MCP, its solution and its verifier."""
 
     async def write(send: Send) -> None:
+        """Write the folders. `send` sends a request to the server that `ask_in_memory` runs in this process."""
         selected = [task for task in await _all(send) if not names or task["task"] in names]
         if missing := sorted({*names} - {task["task"] for task in selected}):
             raise click.ClickException(f"There is no task {missing[0]}: `toolpack-server list` shows the toolpacks.")
@@ -119,6 +120,7 @@ async def _write(send: Send, harbor: Path, task: Mapping[str, Any], image: str) 
 
 
 def _task_toml(task: Mapping[str, Any], name: str) -> str:
+    """Return the text of task.toml, which tells Harbor the MCP server, and how to collect the verdict."""
     lines = [
         'schema_version = "1.4"',
         'artifacts = [{ source = "/tmp/verdict", service = "toolpack" }]',
@@ -154,6 +156,7 @@ async def _solution(send: Send, task: str) -> str:
     calls = [(call["function"], call["kwargs"]) for call in solution["calls"]]
     calls.append(("submit_answer", {"answer": solution["answer"] or ""}))
     lines = []
+    # `call` is a function of the template solve.sh, which sends a JSON-RPC message to the MCP server.
     for number, (name, arguments) in enumerate(calls, 1):
         params = {"name": name, "arguments": arguments}
         message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}

@@ -63,6 +63,10 @@ class GymEndpoint(EpisodeEndpoint):
         self.episodes = self.app.feature(GymEpisodes)
 
     def credentials(self, headers: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
+        """Return the headers with the token as a bearer token, because the server reads only these.
+
+        A client that puts the token into the server's URL sends it as the password of basic authentication.
+        """
         scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"basic":
             return headers
@@ -109,6 +113,7 @@ class SeedEndpoint(BeginEndpoint):
     """Begins an episode for an agent or an environment server, which send and expect different JSON."""
 
     async def answer(self, request: FeatureRequest) -> Response:
+        """Create an episode. An environment server sends an object with the episode's name, an agent sends a row."""
         self.check_no_cookie(request)
         content = await self.parsed(request, _object)
         body = read(SeedBody, content) if "resources_session_id" in content else None
@@ -220,6 +225,7 @@ class FunctionEndpoint(GymEndpoint):
     verbs = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a POST with an episode's cookie. Respond to any other request as if this endpoint didn't exist."""
         cookies = b";".join(value for name, value in scope["headers"] if name == b"cookie")
         if scope["method"] == "POST" and COOKIE in cookie_parser(cookies.decode("latin-1")):
             await super().__call__(scope, receive, send)
@@ -231,6 +237,7 @@ class FunctionEndpoint(GymEndpoint):
         raise HTTPException(404)
 
     async def answer(self, request: FeatureRequest) -> Response:
+        """Call the function, and return its result as text, which the agent passes to the model."""
         function = request.path["function"]
         try:
             text = await self.episodes.call(
@@ -252,6 +259,7 @@ class MetricsEndpoint(GymEndpoint):
 
 
 def _metrics(content: Any) -> dict[str, Any]:
+    """Return the mean rewards in NeMo Gym's form. A task is identified by the index that NeMo Gym gave it."""
     rewards: dict[Any, list[float]] = defaultdict(list)
     for response in read(MetricsBody, _object(content)).verify_responses:
         reward = response.get("reward")

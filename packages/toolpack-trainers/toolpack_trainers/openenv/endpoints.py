@@ -117,6 +117,7 @@ class OpenEnvMetadataEndpoint(OpenEnvEndpoint):
     verbs = ("GET",)
 
     async def answer(self, request: FeatureRequest) -> Response:
+        """Return the toolpack's name, description and version. Other fields of OpenEnv's metadata are null."""
         env = await self.env(request)
         toolpacks = await self.app.invoke(request.caller, "list_toolpacks", {})
         (toolpack,) = [each for each in toolpacks if each["name"] == env]
@@ -273,14 +274,15 @@ class EpisodeSocket(OpenEnvSocket):
     """
 
     async def on_message(self, message: FeatureRequest, memory: dict[str, Any]) -> str | None:
+        """Return the response to a message as JSON, or None if it gets none. Errors become `error` messages."""
         try:
             try:
                 parsed = await self.parsed(message, _read)
             except HttpRefusedError as error:
-                if error.status == UNAVAILABLE:
+                if error.status == UNAVAILABLE:  # the server is overloaded, so the JSON might be valid
                     raise
                 return _error(INVALID_JSON, str(error))
-            if isinstance(parsed, str):
+            if isinstance(parsed, str):  # `_read` returned an error message
                 return parsed
             reply = await self._reply(message, parsed, memory)
         except HttpRefusedError as error:

@@ -80,9 +80,8 @@ class OpenEnvEpisodes(TaskEpisodes):
         player, spec = sid or episode_id, data.spec(task)
         try:
             episode, agent_task = await self._begin(caller, episode_id, spec, player)
-        except (
-            HttpRefusedError
-        ):  # the episode might have begun under another OpenEnv session, whose label it then carries
+        except HttpRefusedError:
+            # The episode might have begun under another OpenEnv session, whose label it then carries.
             first = await self._first_sid(caller, episode_id)
             if first is None or first == player:
                 raise
@@ -102,6 +101,7 @@ class OpenEnvEpisodes(TaskEpisodes):
     async def _begin(
         self, caller: Caller, episode_id: str, spec: TaskSpec, sid: str
     ) -> tuple[TaskEpisode, dict[str, Any]]:
+        """Create the session of an episode with the label of an OpenEnv session, or find it. See `begin`."""
         settings = self.app.settings.of(OpenEnvSettings)
         labels, rewards_each_call = {self.label: sid, EPISODE: episode_id}, settings.rewards == "each"
         return await self.begin(
@@ -122,6 +122,10 @@ class OpenEnvEpisodes(TaskEpisodes):
             await self.app.invoke(caller, "create_session", {"toolpacks": [], "labels": labels, "ttl_seconds": ttl})
 
     async def resolve(self, caller: Caller, session: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the session that an alias refers to, or None if the alias or that session has expired.
+
+        Return a session that isn't an alias unchanged.
+        """
         if PLAYS not in session["labels"]:
             return session
         try:

@@ -167,6 +167,7 @@ class DeleteSessionEndpoint(OrsEndpoint):
 
 class CreateEndpoint(OrsEndpoint):
     async def answer(self, request: FeatureRequest) -> Response:
+        """Create the episode with the id in the header, for a task by its specification or by its index in a split."""
         _check_secrets(request)
         sid, body = _episode_id(request), await self.body(CreateBody, request)
         spec = body.task_spec

@@ -287,6 +287,7 @@ class _Server:
         self._loop.close()
 
     def _store_failure(self, _request: CallRequest, outcome: Outcome) -> None:
+        """Remember how the last call failed, for `call_error`. None means that it succeeded."""
         self._failure = outcome.failure
 
     def rpc(self, method: str, caller: Caller, **params: Any) -> Any:

@@ -102,8 +102,12 @@ class SpanExporter(OTLPSpanExporter):
         run_after_fork(self.shutdown)  # a process that a function forks must not use this connection
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send spans. If that fails, or if the queue was full since the last time, log that spans were lost.
+
+        A thread of the SDK calls this, and exceptions pass through to it.
+        """
         self._collector.outcome = "spans can't be encoded"
-        result, lost = SpanExportResult.FAILURE, self._losses.lost
+        result, lost = SpanExportResult.FAILURE, self._losses.lost  # FAILURE stays the result if `export` raises
         try:
             result = super().export(spans)
         finally:

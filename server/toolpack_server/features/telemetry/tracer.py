@@ -60,6 +60,7 @@ class CallSpans(CallTrace):
         self._tracer.start_run(self)
 
     def take(self, data: Any) -> None:
+        """Store the data that the executor returned with the call's result."""
         self.claims = data
 
 
@@ -103,6 +104,7 @@ class CallTracer:
         self._losses.report_rest()
 
     def begin(self, session_id: str, function: str, arguments: bytes) -> CallTrace:
+        """Start the span of a call that has arrived. Return its trace, which the server passes to `end`."""
         labels = {"gen_ai.operation.name": "execute_tool"}
         if function in self._functions:
             labels["gen_ai.tool.name"] = function
@@ -146,6 +148,15 @@ class CallTracer:
             attach(run_context)  # needs no detach, because the context exists only during the call
 
     def end(self, trace: CallTrace, outcome: str, result: bytes | str | None, refusal: BaseException | None) -> None:
+        """End the span of a call, and record the call's duration.
+
+        The child spans "queue" and "commit" are created only now, from the times in `trace`.
+
+        Args:
+            outcome: `OK`, or the reason for the failure.
+            result: The result as JSON, or the error message. None if the call has neither.
+            refusal: Why the server refused the call, or None.
+        """
         if not isinstance(trace, CallSpans):
             return
         ended, span = time.time_ns(), trace.span
@@ -174,6 +185,12 @@ class CallTracer:
     def evaluated(
         self, session_id: str, task: str, began: int, verdict: Mapping[str, Any] | None, refusal: Exception | None
     ) -> None:
+        """Create the span of an evaluation that has ended, with the verdict as an event.
+
+        Args:
+            began: The time at which the evaluation began, in nanoseconds since the epoch.
+            verdict: The verdict, or None if the evaluation was refused.
+        """
         origin = request_origin.get() or _NO_ORIGIN
         span = self._start(origin, session_id, task, began)
         if verdict is not None:

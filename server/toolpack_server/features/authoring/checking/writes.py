@@ -87,6 +87,7 @@ class _WriteSearch:
         self.read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
 
     def writes(self) -> Iterator[SharedWrite]:
+        """Yield the writes in the function's code, including functions defined inside it."""
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Call):
                 yield from self._call(node)
@@ -120,6 +121,7 @@ class _WriteSearch:
         if not isinstance(target, ast.Name) or target.id in self.local:
             return
         value = self._value(target.id)
+        # Constants can't be changed, and modules are ignored. But a function's attributes are shared state.
         if value is None or (isinstance(value, CONSTANTS) and not isinstance(value, FunctionType)):
             return
         yield self._write(node, target.id)

@@ -98,6 +98,7 @@ class ClassMethods:
         docstring = _docstring(self._kind, name)
         signature = read_loosely(plain, function_name, docstring, receiver=not is_static)
         kind = self._kind
+        # Both functions look up the method by name at each call, so a subclass or a later patch takes effect.
         if is_static or is_class_method:
 
             @functools.wraps(plain)

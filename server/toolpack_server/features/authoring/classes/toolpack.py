@@ -104,6 +104,7 @@ class ClassToolpacks(Toolpack):
         return pack
 
     def _use_world(self, source: type, world: ClassWorld) -> None:
+        """Replace the toolpack's source, builder and options by those of the classes, and register their functions."""
         self.holds_instances = True
         self.source, self._build, self._options = source, world.build, world.options
         for function, read_only in world.functions:

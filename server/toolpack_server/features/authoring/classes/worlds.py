@@ -131,7 +131,10 @@ def _check_is_class(kind: Any) -> None:
 
 
 class _InstanceMaker:
-    """Creates an instance from options. Omitted options aren't passed, so the parameters' own defaults apply."""
+    """Creates an instance from options. Omitted options aren't passed, so the parameters' own defaults apply.
+
+    It has the attributes of a `Function` that a toolpack needs to read options: `parameters`, `dependencies`, `bind`.
+    """
 
     dependencies: Mapping[str, Any] = {}
 
@@ -206,6 +209,10 @@ def _preparation(kind: type, method: str) -> tuple[FunctionSignature, Callable[.
     ]
 
     def run(**arguments: Any) -> Any:
+        """Create an instance, and call the method with the options.
+
+        If there are no options, but required ones exist, don't call the method. If only some are missing, raise.
+        """
         instance = kind()
         missing = [name for name in required if name not in arguments]
         if not missing:
