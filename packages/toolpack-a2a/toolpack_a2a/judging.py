@@ -119,7 +119,7 @@ class Judge:
             reply = await agent.ask(_message(prompt, mcp_url), {"task": task, "mcp_url": mcp_url}, seconds)
         except AgentError as error:
             ended, problem = error.failure, str(error)
-            if error.failure == "unreachable":
+            if error.failure == "unreachable":  # nothing to judge, so the session must not count in the run
                 await self._client.close_session(session_id)
                 return JudgedRollout(task, session_id, ended, problem, None)
         else:

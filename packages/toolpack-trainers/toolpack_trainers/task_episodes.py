@@ -319,6 +319,7 @@ class TaskEpisodes:
             result = sentence(error) if reason else failure_text(error)
             if result is None:
                 raise
+        # A refused call can also end the episode, because it counts toward `max_calls`.
         if not await self._is_end(caller, episode, call):
             if reason is not None:
                 return PlayedCall(result, reason)
@@ -340,7 +341,7 @@ class TaskEpisodes:
             records = await self.app.invoke(caller, "get_trace", params)
             for record in records:
                 if record["kind"] == "call" and record.get("by") == AGENT:
-                    calls_left -= 1 + len(record.get("nested", ()))
+                    calls_left -= 1 + len(record.get("nested", ()))  # calls that are arguments of this call also count
                 if record["kind"] == "answer" or calls_left <= 0:
                     # In sessions with participants, an agent's call_id has the agent's name before it.
                     return record.get("call_id") in {call_id, f"{AGENT}/{call_id}"}
@@ -350,7 +351,7 @@ class TaskEpisodes:
 
     async def _answer(self, caller: Caller, episode: TaskEpisode, arguments: Any, call: str) -> PlayedCall:
         """Submit the answer. The reward comes only with the first answer, even if a second answer is equal."""
-        if type(arguments) is not dict:
+        if type(arguments) is not dict:  # a model can write the arguments as a string that contains JSON
             arguments, problem = await self.app.parser.arguments(arguments, caller.owner)
             if problem is not None:
                 return PlayedCall(problem, WRONG_INPUT)
@@ -370,6 +371,7 @@ class TaskEpisodes:
             return over
         except (InvalidParamsError, TooLargeError) as error:
             return PlayedCall(sentence(error), WRONG_INPUT)
+        # A last call might have ended the episode since the check above.
         if has_limit and not await self._is_end(caller, episode, call):
             return over
         return await self._with_reward(caller, episode, ANSWER_RECEIVED, ended=True)
@@ -396,6 +398,7 @@ class TaskEpisodes:
             await self.verdict(caller, episode, record=True)
 
     async def _as_agent(self, caller: Caller, session_id: str, method: str, **params: Any) -> Any:
+        """Send a request with the permissions of the session's agent."""
         return await self.app.invoke(Caller(caller.owner, session_id), method, params)
 
     async def _as_agent_once(self, caller: Caller, session_id: str, method: str, call: str, **params: Any) -> Any:

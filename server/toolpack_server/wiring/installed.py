@@ -111,7 +111,7 @@ def in_order(features: Iterable[type[Feature]]) -> list[type[Feature]]:
             a feature has an invalid declaration.
     """
     by_name = {feature.name: feature for feature in features}
-    owners: dict[tuple[str, str], str] = {}
+    owners: dict[tuple[str, str], str] = {}  # the feature that adds something, by attribute and name of the addition
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for name, feature in sorted(by_name.items()):
         _check(feature)

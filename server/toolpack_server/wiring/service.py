@@ -261,7 +261,7 @@ class Service:
         finally:
             for task in periodic:
                 task.cancel()
-            await self.sessions.drain()
+            await self.sessions.drain()  # first, because running calls use all objects that are closed below
             if self.sessions.tracer is not None:
                 await asyncio.to_thread(self.sessions.tracer.close)
             self._store.close()

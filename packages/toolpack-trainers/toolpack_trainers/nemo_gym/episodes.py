@@ -95,7 +95,7 @@ class GymEpisodes:
         """
         params: dict[str, Any] = {
             "labels": {LABEL: name or ""},
-            "call_id": name and f"{LABEL}-{name}",
+            "call_id": name and f"{LABEL}-{name}",  # without a name, each request creates a new session
             **row.model_dump(include={"task", "seed", "perturbations"}, exclude_none=True),
         }
         try:
@@ -147,6 +147,7 @@ class GymEpisodes:
                     raise
                 text = sentence(error)
             outputs.append({"call_id": call.call_id, "output": text})
+        # A step with calls ends the episode only if they have used up `max_calls`. Gymnasium calls this "truncated".
         if calls and not (await self._as_agent(caller, session_id, "get_task"))["done"]:
             return _step(0.0, {"tool_outputs": outputs})
         verification = await self.verify(caller, session_id, None if calls else answer)

@@ -311,7 +311,7 @@ class CallEndpoint(OrsEndpoint):
             pieces = _pieces(task.result())
         except REFUSALS as error:
             if self.status_of(error) != UNAVAILABLE:
-                self.episodes.forget(request.caller, sid)
+                self.episodes.forget(request.caller, sid)  # the session may have expired, so look it up next time
                 yield _event("error", sentence(error))
             return
         finally:

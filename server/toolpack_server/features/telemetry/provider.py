@@ -21,7 +21,7 @@ class IndependentIds(IdGenerator):
     """
 
     def generate_span_id(self) -> int:
-        return id_numbers.getrandbits(64) or 1
+        return id_numbers.getrandbits(64) or 1  # 0 isn't a valid id
 
     def generate_trace_id(self) -> int:
         return id_numbers.getrandbits(128) or 1

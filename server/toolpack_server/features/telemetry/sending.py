@@ -27,6 +27,7 @@ from toolpack_server.functions.leftovers import SERVER_THREADS
 CLOSE_SECONDS = 2.0  # time limit for sending the remaining spans and metrics when the server stops
 QUIET_SECONDS = 60.0  # min interval between log lines about lost spans
 MAX_QUEUE_SIZE = 2048  # max spans in the queue; the default in OpenTelemetry's specification
+# A function isn't blamed for these threads, which the SDK starts.
 SERVER_THREADS |= {"OtelBatchSpanRecordProcessor", "OtelPeriodicExportingMetricReader"}
 # Silence the exporters' own loggers, because they log every attempt, some with the receiver's URL, which might contain
 # a key.
@@ -145,6 +146,7 @@ class SpanQueue(BatchSpanProcessor):
         super().__init__(self._exporter, self._max_size)
 
     def waiting(self) -> int:
+        """Return the number of queued spans that were neither sent nor lost yet."""
         return self._added - self._exporter.done
 
     def on_end(self, span: ReadableSpan) -> None:

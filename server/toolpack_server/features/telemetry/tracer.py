@@ -124,7 +124,7 @@ class CallTracer:
         """Start the span of a call or an evaluation. If the request named the client's span, it becomes the parent."""
         attributes = {
             **_method(origin),
-            "network.transport": "tcp" if request_id.get() else "pipe",
+            "network.transport": "tcp" if request_id.get() else "pipe",  # only HTTP requests have a request id
             "mcp.session.id": session_id,
             **(more or {}),
         }

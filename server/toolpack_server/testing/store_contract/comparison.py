@@ -92,6 +92,14 @@ class Comparison(RuleBasedStateMachine):
         release=st.booleans(),
     )
     def commit(self, *, batch_sessions, names, size, call_id, index_error, epoch, grow, release):
+        """Send a batch of commits, most of them valid, then send it again, as a worker does after a lost answer.
+
+        Args:
+            index_error: Added to a record's index. If the index changes, the commit must be refused.
+            epoch: Added to the lease's epoch. Unless this is 0, the commit must be refused.
+            grow: Whether the version increases even if no part changes.
+        """
+        # By session: the index and the id of its last record in this batch.
         batch, ahead, batch_ids = [], {}, {}
         for sample in batch_sessions:
             head = self.head(sample)

@@ -47,6 +47,7 @@ class SharedMemory(MemoryStore):
             return [self._claim(session_id, holder, dead) for session_id in session_ids]
 
     def _claim(self, session_id, holder, dead):
+        """Return the session's head after the claim, the lease of another live holder, or None without the session."""
         row = self._rows.get(session_id)
         if row is None:
             return None

@@ -71,6 +71,7 @@ def check(
     notes = [*unknown_variables(feature_variables()), *inspection.notes]
     findings = [Finding(*finding) for finding in inspection.findings]
     if calls and not problems:
+        # A write that was found in the code isn't reported again after a call.
         from_code = {(finding.function, finding.subject) for finding in findings}
         functions = [CheckedFunction(*function) for function in inspection.functions]
         from_calls = [finding for point in call_checks for finding in point.load()(load, functions)]

@@ -60,11 +60,12 @@ def read_loosely(
     descriptions = parameter_descriptions(docs.params) | dict(only or {})
     fields: dict[str, tuple[Any, Any]] = {}
     hidden: dict[str, Any] = {}
-    for parameter in [*signature.parameters.values()][receiver:]:
+    for parameter in [*signature.parameters.values()][receiver:]:  # True counts as 1, so the instance is skipped
         if only is not None and parameter.name not in only and parameter.kind in _VARIADIC:
             continue
         hint = hints.get(parameter.name, Any)
         if optional and is_required(parameter) and parameter.kind not in _VARIADIC:
+            # A required parameter with a default has a pydantic `Field`, which can contain limits for values.
             limits = () if parameter.default is parameter.empty else (parameter.default,)
             hint = Annotated[(Optional[Annotated[(hint, *limits)] if limits else hint], NEEDED)]  # noqa: UP045 - `|` fails for some
             parameter = parameter.replace(default=None)  # noqa: PLW2901 - the rest of the loop uses the new default
