@@ -281,7 +281,10 @@ def error_text(error: BaseException) -> str:
 
 
 def error_message(error: BaseException) -> str:
-    """Return the message of an exception, without pydantic's information lines."""
+    """Return the message of an exception for agents, without pydantic's information lines.
+
+    Long names of arguments are shortened, and a long list of validation errors is replaced by their number.
+    """
     if isinstance(error, ValidationError) and error.error_count() > MAX_LISTED_ERRORS:
         # A small request can cause a million errors of a few hundred characters each.
         return f"{error.error_count()} validation errors for {error.title}, too many to list"

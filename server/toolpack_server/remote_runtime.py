@@ -123,7 +123,10 @@ class RemoteRuntime(FunctionsRuntime):  # type: ignore[misc] # agentdojo ships n
         self.session_id = self._in_sync = None
 
     def _unavailable(self, function: str, kwargs: Mapping[str, Any]) -> str | None:
-        """Return the error if the function or a nested call isn't one of the agent's functions, otherwise None."""
+        """Return the error if a call, or a call among its arguments, names a function that the agent can't call.
+
+        Return None if all functions are available.
+        """
         if function not in self.functions:
             return f"ToolNotFoundError: The requested function `{function}` is not available."
         inner = (self._unavailable(v.function, v.args) for v in kwargs.values() if isinstance(v, FunctionCall))

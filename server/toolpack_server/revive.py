@@ -25,7 +25,11 @@ def revive(value: Any, annotation: Any) -> Any:
 
 
 def _candidates(value: Any, annotation: Any) -> Iterator[Any]:
-    """Yield the value as the annotation's validators convert it, then as it is converted without validators."""
+    """Yield the value as the annotation's validators convert it, then as it is converted without validators.
+
+    In the second form, each part of the value is revived by itself. Of a union, each type is tried. `revive` takes the
+    first exact candidate, so this generator computes a candidate only if the earlier candidates aren't exact.
+    """
     with contextlib.suppress(Exception):  # validators and odd annotations can raise any exception
         yield TypeAdapter(annotation).validate_json(dumps(value))
     origin, args = get_origin(annotation), get_args(annotation)
@@ -38,6 +42,7 @@ def _candidates(value: Any, annotation: Any) -> Iterator[Any]:
     elif origin is dict and isinstance(value, dict):
         yield {revive(key, args[0]): revive(item, args[1]) for key, item in value.items()}
     elif origin is not None and isinstance(value, list):
+        # `tuple[int, str]` has a type for each item. `list[int]` and `tuple[int, ...]` have one type for all items.
         item_types = args if origin is tuple and args[-1] is not ... else args[:1] * len(value)
         items = [revive(item, item_type) for item, item_type in zip(value, item_types, strict=False)]
         yield origin(items) if origin in (tuple, set, frozenset) else items

@@ -124,6 +124,7 @@ class Player:
         """
         try:
             left = self._view.limits.turns - position.turn
+            # With the action's number as its call_id, the server runs an action once, even if it is sent again.
             for number, call in enumerate(answer.calls[:left], position.done):
                 self._envelope = await self._agent.run_function(
                     call.function, json.dumps(call.kwargs), call_id=f"turn-{number}"

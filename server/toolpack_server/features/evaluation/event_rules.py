@@ -234,7 +234,7 @@ def _read(index: int, rule: Any, begins: int) -> EventRule:
         if member not in MEMBERS:
             raise ValueError(f"{about}: unknown field {str(member)[:100]!r}; choose from {', '.join(MEMBERS)}")
     whens = [when for when in WHENS if when in rule]
-    if len(whens) != 1 and whens != ["at", "every"]:
+    if len(whens) != 1 and whens != ["at", "every"]:  # these two together: first at this time, then at intervals
         raise ValueError(f"{about}: it has {len(whens) or 'none'} of {', '.join(WHENS)}; give one")
     effects = [effect for effect in EFFECTS if effect in rule]
     if len(effects) > 1:

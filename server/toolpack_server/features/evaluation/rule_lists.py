@@ -50,9 +50,10 @@ def read_list(value: Any, read: Callable[[int, Any], R], texts: Texts) -> Sequen
 
     Args:
         read: Parses one rule; it gets the rule's index and the rule.
+        texts: The error messages for this kind of rules.
 
     Raises:
-        ValueError: The list or a rule is invalid.
+        ValueError: The list or a rule is invalid. The message has no full stop, so that the caller can embed it.
     """
     if not isinstance(value, list | tuple):
         raise ValueError(texts.no_list)  # noqa: TRY004 - callers handle only ValueError

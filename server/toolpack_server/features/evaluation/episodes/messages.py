@@ -122,6 +122,12 @@ class SayOperation(MessageOperation):
 
     @override
     def change(self, state: SessionState, start_clock: StartClock) -> Effect:
+        """Record the message. Waiting recipients are notified after the commit, because `is_told` is set.
+
+        Raises:
+            InvalidParamsError: There is no other participant, or no participant with the recipient's name.
+            AnsweredError: The session has ended.
+        """
         others = self.context.addresses.of(state.session, self.by).others
         if not others:
             raise InvalidParamsError(NO_OTHERS)

@@ -82,13 +82,14 @@ class EventAuthor(Toolpack):
                 name = plain.__name__
                 own = {"name": name, **rule, "do": f"{self.name}.{name}"}
                 try:
+                    # Not complete: `after` can name an event that is registered later.
                     read_event_rules([*self.event_rules, own], complete=False)
                 except ValueError as error:
                     raise RegistrationError(f"{error}.") from None
                 self.register_function(plain)
                 self.event_rules.append(own)
                 self.hidden.add(name)
-                self.companions = (WORLD_PACK,)
+                self.companions = (WORLD_PACK,)  # adds `wait` and `get_time` to the toolpack's sessions
             return plain
 
         return register

@@ -145,6 +145,7 @@ class EventHook(OperationHook):
             return None
         operation.is_told |= events.speaks  # wakes participants that wait for messages, because events might send some
         wait = isinstance(operation, CallOperation) and self._wait(operation, timeline)
+        # `until` is the time of the operation: all events up to this time happen before the operation.
         if wait:
             until = wait.end
         elif isinstance(operation, CallOperation):
@@ -234,7 +235,7 @@ class EventHook(OperationHook):
     def _answer(self, operation: CallOperation, timeline: Timeline, wait: _Wait | None, at: int) -> None:
         """Set the result of a call to `wait` or `get_time`. Prepare any other call to run at the time `at`."""
         if wait is not None:
-            operation.hook_scratch = {**operation.hook_scratch, self: wait}
+            operation.hook_scratch = {**operation.hook_scratch, self: wait}  # `after` reads it
             news = [text for _, text in timeline.news]
             waited = (wait.end - timeline.rest) / SECOND
             answer = {"time": time_text(wait.end), "waited": waited, "news": news}
@@ -290,7 +291,7 @@ class EventHook(OperationHook):
         # The delay is the total so far; the hook of perturbations ran before this hook and stored it in the record.
         events, delay = self.events(state.session), (change.private.get(COUNTS) or [{}, 0.0])[1]
         back_to = self._kinds[operation.record_kind].goes_back_to(members)
-        if back_to is not None:
+        if back_to is not None:  # a reset restores the timeline of its version, but keeps the delay
             last = self._paths.end(state.session.id, back_to, state.index)
             timeline = self.timeline_at(state.session, last)
             timeline = timeline._replace(rest=timeline.now, delay=delay)
@@ -355,6 +356,7 @@ class EventHook(OperationHook):
         failure = outcome.failure and outcome.failure.text
         facts = {"result": loads(outcome.result or b'""'), "error": failure, "at": time_text(hook_state[self].now)}
         truth = failure is None and fits((check.rule.when or {}).get("where"), facts)
+        # A problem of the event isn't stored, because a check has no record.
         timeline, _ = self.events(session).after_check(hook_state[self], check.rule.name, truth=truth)
         hook_state[self] = timeline
         if not _has_due(timeline):

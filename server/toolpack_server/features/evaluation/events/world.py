@@ -1,7 +1,7 @@
 """The toolpack `world`, which offers `wait` and `get_time` in each session with event rules.
 
-The events hook answers calls to these functions. A nested call doesn't reach the hook, so the function itself runs and
-raises an error.
+The events hook answers calls to these functions. A nested call (an argument of another call) doesn't reach the hook, so
+the function itself runs and raises an error.
 """
 
 from typing import Annotated, Any, Never
@@ -35,6 +35,7 @@ def get_time() -> str:
 
 
 def _refuse(name: str) -> Never:
+    """Raise the error for a call that is an argument of another call. The hook answers all other calls."""
     raise ValueError(f"`{name}` can't be nested: {ALONE}")
 
 

@@ -55,6 +55,11 @@ class ParticipantsCreationHook(CreationHook):
 
     @override
     def prepare(self, request: SessionRequest) -> SessionRequest:
+        """Return the request with all rights of all participants, so that the session stores them.
+
+        Raises:
+            InvalidParamsError: The rights are invalid, or name a function that the session doesn't have.
+        """
         participants = fill_defaults(_participants(request))
         check_rights(participants)  # again, because the task's rights were merged with the request's
         self._check_functions(participants, self._catalog.choose(request.toolpacks))

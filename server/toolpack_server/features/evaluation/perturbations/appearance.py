@@ -97,7 +97,7 @@ class Appearance:
             new, rule = self.names[match[0]]
             rules[rule] = None
             pieces += text[end : match.start()], new
-            size += match.start() - end + len(new)
+            size += match.start() - end + len(new)  # of all pieces
             end = match.end()
             if size > max(MAX_TEXT, len(text)):
                 return "".join([*pieces, "…"]), [*rules]

@@ -124,7 +124,7 @@ class PerturbationCreationHook(CreationHook):
         except ValueError as error:
             raise InvalidParamsError(f"{error}.") from None
         self._check(rules, Functions(self._catalog.functions(toolpacks)), clock)
-        if not resolved:
+        if not resolved:  # for a bundle, `harm` was checked when the session was created
             self._check_harm(rules, toolpacks)
         return {"variant": variant, "rules": all_rules, "seed": seed}
 

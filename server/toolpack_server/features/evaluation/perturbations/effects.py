@@ -43,6 +43,7 @@ class KeyedRandom:
     @classmethod
     def of(cls, *key: Any) -> Self:
         """Return the random source for the root of a result."""
+        # The JSON `[…, ""]` without its end `"]`: `within` appends the pointer to the string, `number` adds the end.
         return cls(hashlib.blake2b(dumps([*key, ""])[:-2], digest_size=8))
 
     def within(self, step: str) -> "KeyedRandom":
@@ -52,7 +53,7 @@ class KeyedRandom:
             step: The last step of the child's JSON Pointer, such as `/items`.
         """
         child = self._hash.copy()
-        child.update(dumps(step)[1:-1])
+        child.update(dumps(step)[1:-1])  # without the quotes
         return KeyedRandom(child)
 
     def number(self, suffix: bytes = b"") -> float:

@@ -124,7 +124,7 @@ class PerturbationHook(OperationHook):
             matched = self._decide(operation, state, start_clock, memo)
             decision = matched.decision
             operation.dry_run = decision.phantom is not None
-            operation.hook_scratch = {**operation.hook_scratch, self: matched}
+            operation.hook_scratch = {**operation.hook_scratch, self: matched}  # `after` reads it
         policy, delay = operation.plan.policy, memo.counts.delay + decision.delay
         if policy is not None and delay:
             operation.plan.policy = policy.later(delay)
@@ -367,7 +367,7 @@ def _with_real_name(value: Any, appearance: Appearance | None) -> Any:
 
 
 def _rename_in_failure(outcome: Outcome, appearance: Appearance) -> tuple[Outcome, list[str]]:
-    """Replace real names of functions in a failure's message by new names.
+    """Replace real names of functions in a failure's message by new names, because the agent knows only the new names.
 
     Return the outcome, and the names of the rules that renamed the functions.
     """

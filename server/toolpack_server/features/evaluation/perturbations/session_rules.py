@@ -181,7 +181,7 @@ class SessionRules:
         """
         if not self._list_rules:
             return None
-        number = sum(before.values()) + 1
+        number = sum(before.values()) + 1  # of the agent's next call
         rules = [rule.name for rule in self._list_rules if rule.counts(number) and self._is_triggered(rule, before)]
         return self._appearance(tuple(rules)) if rules else None
 

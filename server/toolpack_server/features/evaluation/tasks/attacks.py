@@ -118,7 +118,10 @@ async def _harmful_rules(send: Send, session_id: str) -> list[Rule]:
 async def _has_harm(
     send: Send, session_id: str, rules: Sequence[Rule], path: Sequence[Mapping[str, Any]]
 ) -> bool | None:
-    """Return whether a session's agent did what a rule's `harm` describes, or None if an evaluator failed."""
+    """Return whether a session's agent did what a rule's `harm` describes, or None if an evaluator failed.
+
+    If `harm` is a task, its evaluator decides. Otherwise, the agent's calls decide.
+    """
     for task in {rule.harm for rule in rules if isinstance(rule.harm, str)}:
         verdict = await send("evaluate_session", {"session_id": session_id, "task": task, "raise_on_error": False})
         if verdict["reward"] is None:

@@ -159,7 +159,7 @@ class _Checks:
             try:
                 if verdicts != [await self._verdict(session) for session in sessions]:
                     return UNSTABLE
-            except click.ClickException:
+            except click.ClickException:  # the first evaluation succeeded, so a failure is also another verdict
                 return UNSTABLE
             nop_problem = _nop_problem(verdicts.pop(), task)  # the last verdict is about the untouched session
             return nop_problem or problem or (_solution_problem(verdicts[0], task) if verdicts else None)

@@ -45,6 +45,11 @@ class TaskCreationHook(CreationHook):
 
     @override
     def prepare(self, request: SessionRequest) -> SessionRequest:
+        """Return the request with the task's toolpacks, options and participants added.
+
+        Raises:
+            InvalidParamsError: There is no such task, or the server lacks the participants feature, which it needs.
+        """
         pack, task = find_task(self._catalog, _task(request))
         own = {pack.name: task.options, **task.toolpacks}
         # If the request contains a toolpack's environment, no environment is built, so the task's options don't apply.

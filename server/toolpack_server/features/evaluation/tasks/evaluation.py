@@ -217,7 +217,7 @@ def _rollout(toolpack: str, task: Task, evidence: Evidence, worlds: Worlds) -> R
     answer = evidence.answer
     if answer is None:
         spoken = [message.content for message in messages if message.role == "assistant"]
-        answer = next(iter([*submitted[-1:], *spoken[-1:]]), "")
+        answer = next(iter([*submitted[-1:], *spoken[-1:]]), "")  # the submitted answer, else the last message
     return Rollout(
         worlds,
         toolpack,

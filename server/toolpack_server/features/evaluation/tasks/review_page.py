@@ -89,6 +89,7 @@ class _Page:
         self._review, self._trace, self._url = review, trace, url
 
     def html(self) -> str:
+        """Return the page. The solution's missing calls are listed before the losing call, or before the answer."""
         review = self._review
         style = "".join((CONSOLE / name).read_text(encoding="utf-8") for name in ("style.css", "runs.css"))
         session_id, passed = review["session_id"], review["passed"]

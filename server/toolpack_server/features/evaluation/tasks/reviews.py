@@ -389,6 +389,7 @@ class _Reviewer:
         rest, calls = solution["rest"], solution["calls"]
         first = next((number for number, call in enumerate(calls) if "path_index" not in call), len(calls))
         tried = [self._changing(rest), rest]
+        # Each list is also tried without the calls that the rollout made with other arguments (`similar`).
         lists = [
             *(way for each in tried for way in (each, [call for call in each if "similar" not in call])),
             self._changing(calls[first:]),

@@ -203,7 +203,11 @@ class Tasks:
     ) -> Verdict:
         """Return an evaluator's verdict on a session. `methods.EvaluateSession` describes the parameters.
 
-        If events are due after the session's last call, they happen first.
+        If events are due after the session's last call, they happen first. If one of them fails, the verdict is
+        invalid. If a version is given, no events are due, because they happen only after the last call.
+
+        Args:
+            owner: The owner whose sessions the caller can see. None: the caller can see all sessions.
 
         Raises:
             InvalidParamsError: The task doesn't exist, the session doesn't use its toolpack, or a verdict with these

@@ -36,7 +36,7 @@ _PAGE_SESSIONS = 50  # max sessions in one read of the store
 _PAGE_RECORDS = 200
 _PAGE_BYTES = 2**20
 _MAX_SECONDS = 0.5  # time limit of a page without evaluation
-_Page = tuple[list[SessionSummary], str | None]  # summaries, and the session_id after which the next page begins
+_Page = tuple[list[SessionSummary], str | None]  # summaries, and where the next page begins: after this session_id
 _UNSEARCHED_FIELDS = {"index", "kind", "version", "state", "started_at", "duration_ms", "path_index"}
 
 
@@ -108,7 +108,10 @@ class Summaries:
             page = replace(page, after=listed[-1]["session_id"])
 
     async def _evaluated(self, query: SessionQuery, text: str, *, record: bool) -> _Page:
-        """Return a page of summaries with new verdicts. It ends early at the time limit or the size limit."""
+        """Return a page of summaries with new verdicts. It ends early at the time limit or the size limit.
+
+        Even then it contains at least one session, so that a client that requests page after page comes to the end.
+        """
         page: list[SessionSummary] = []
         ends, room = time.monotonic() + self._settings.timeout_seconds, self._settings.max_list_bytes
         after = query.after

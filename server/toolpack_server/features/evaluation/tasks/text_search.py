@@ -149,7 +149,8 @@ def _spoken_date(text: str) -> re.Pattern[str] | None:
     name = calendar.month_name[day.month].casefold()
     month, number = rf"(?:{name}|{name[:3]})(?![^\W_])\.?", rf"0?{day.day}(?:st|nd|rd|th)?"
     year, short = rf"{day.year}", rf"(?:{day.year}|{day.year % 100:02})"
-    no_other_year = rf"(?!,?\s+(?!{year})\d{{4}}(?![\d,.:]\d))"
+    no_other_year = rf"(?!,?\s+(?!{year})\d{{4}}(?![\d,.:]\d))"  # the text can omit the year, but not name another year
+    # Day and month can stand in both orders, because the text doesn't say which order its author uses.
     forms = [
         rf"{number}\.?(?:\s+of)?[\s-]+{month}{no_other_year}(?:,?\s+{year})?",
         rf"{month}\s+(?:the\s+)?{number}(?![^\W_]){no_other_year}(?:,?\s+{year})?",
