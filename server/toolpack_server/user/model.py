@@ -76,6 +76,7 @@ async def limit_answer(response: Any) -> None:
     stream = response.stream
 
     async def pieces(_self: Any) -> AsyncIterator[bytes]:
+        """Yield the pieces of the response's body, until they are too large together."""
         size = 0
         async for piece in stream:
             size += len(piece)

@@ -111,7 +111,7 @@ class Player:
             return
         if answer.calls and not position.may_call:
             answer = answer._replace(problem="You have no calls left.")
-        if answer.metadata or answer.problem:
+        if answer.metadata or answer.problem:  # the next position needs the tokens and the problem
             problem = answer.problem
             await self._client.add_turn(self._id, self._name, metadata=answer.metadata, problem=problem)
         if answer.problem is None:

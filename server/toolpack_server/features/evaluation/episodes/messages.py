@@ -152,6 +152,7 @@ class MessageKind(RepeatableKind):
     def repeat(
         self, context: SessionContext, session_id: str, owner: str, shown: Shown, call_id: str | None
     ) -> MessageOperation:
+        """Return the operation that adds the record's message again, for a replay."""
         by = shown.get("by", CLIENT)
         if by == CLIENT:
             role, content, metadata = shown["role"], shown["content"], shown.get("metadata")

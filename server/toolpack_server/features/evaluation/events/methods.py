@@ -26,6 +26,7 @@ class GetEvents(Method, result=EventsAhead):
     )
 
     async def handle(self, caller: Caller, app: App) -> EventsAhead:
+        """Read the timeline at the version. For the current version, also check due conditions, which adds events."""
         hook = app.feature(EventHook)
 
         def read(reader: SessionReader) -> tuple[StoredSession, Timeline]:

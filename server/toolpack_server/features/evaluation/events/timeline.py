@@ -205,6 +205,7 @@ class SessionEvents:
         Args:
             names: All names of the function that the event called. Empty if the event called no function.
             facts: Returns the facts of the event's call.
+            failed: Whether the event's function failed. Then the event has no effect on lists, notices and `after`.
         """
         rule, problems = self.rules[event.rule], list[str | None]()
         rest = tuple(each for each in timeline.coming if each.number != event.number)
@@ -212,10 +213,11 @@ class SessionEvents:
         if not failed:
             timeline = self._succeed(timeline, rule)
             for other in self.rules.values():
+                # A rule with `after` needs each of the named events to have succeeded at least once.
                 if rule.name in other.after and all(timeline.done.get(name) for name in other.after):
                     timeline, problem = self._schedule(timeline, other, event.at, other.args)
                     problems.append(problem)
-        if rule.every is not None:
+        if rule.every is not None:  # also after a failure
             base = event.base + self._interval(timeline, rule)
             timeline, problem = self._schedule(timeline, rule, base)
             problems.append(problem)

@@ -20,6 +20,7 @@ class ParticipantAddresses(NamedAddresses):
 
     @override
     def of(self, feature_options: Mapping[str, Any]) -> Mapping[str, Address] | None:
+        """Return the addresses by participant, or None if the session has no participants besides its agent."""
         participants: Participants | None = feature_options.get(PARTICIPANTS)
         if participants is None:
             return None

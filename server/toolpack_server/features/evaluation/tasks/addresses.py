@@ -24,6 +24,7 @@ class TaskAddresses(AddressHook):
 
     @override
     def fill(self, session: StoredSession, address: Address) -> Address:
+        """Return the agent's address with the task's permissions, or unchanged without a task or with participants."""
         task = None if PARTICIPANTS in Recipe.of(session).feature_options else self._tasks.task(session)
         if task is None:
             return address

@@ -88,6 +88,7 @@ class AnswerKind(RepeatableKind):
         shown: Shown,
         call_id: str | None,
     ) -> AnswerOperation:
+        """Return the operation that submits the record's answer again, for a replay."""
         return AnswerOperation(context, session_id, owner, shown["answer"], shown.get("by", CLIENT), call_id)
 
     def answer(self, shown: Shown) -> str:

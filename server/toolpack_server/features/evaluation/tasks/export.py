@@ -80,6 +80,7 @@ def export(session: str, form: str, participant: str, **where: Any) -> None:
     """Write the trajectory of a SESSION to standard output, as JSON. A unique prefix of its id is enough."""
 
     async def write(send: Send) -> None:
+        """Write the trajectory to standard output, in the chosen format."""
         session_id = await whole_id(send, session)
         view = await participant_view(send, session_id, participant)
         if view is None:

@@ -91,6 +91,8 @@ class Tasks:
         return await self._sessions.run_authors(lambda: self._page(query, after, limit), owner, "tasks")
 
     async def describe(self, owner: str, name: str) -> TaskDescription:
+        """Return the task `name`, with its number in the list of all tasks. This can run loaders."""
+
         def describe() -> TaskDescription:
             pack, task = find_task(self._catalog, name)
             index = next(index for index, (_, other) in enumerate(all_tasks(self._catalog)) if other is task)
@@ -173,6 +175,7 @@ class Tasks:
         call_id: str | None,
         metadata: Mapping[str, Any] | None,
     ) -> bool:
+        """Record a message that a client adds, for evaluators and trajectories. Return True."""
         operation = MessageOperation(self._context, session_id, owner, role, content, call_id, metadata)
         return bool(await self._sessions.run(operation))
 

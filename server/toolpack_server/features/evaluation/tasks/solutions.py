@@ -115,6 +115,7 @@ def reached_solution(*ignore: str, raise_on_error: bool = True) -> Evaluator:
         raise RegistrationError(f"reached_solution{ignore}: give JSON Pointers, such as '/bank/log'.") from None
 
     def reached(rollout: Rollout[Any]) -> None:
+        """Add a check of the environments, and a check for each expected string of the answer."""
         calls = solution_calls(rollout.task, rollout.initial)
         expected, actual = rollout.replay_all(calls, raise_on_error), rollout.environments
         with _without_volumes(expected) as expected_volumes, _without_volumes(actual) as actual_volumes:
