@@ -111,7 +111,7 @@ class CallLog:
             self._is_on = _write(b"\n".join([*map(self._line, calls), b""]))
 
     def _line(self, call: EndedCall) -> bytes:
-        """Return the line of a call."""
+        """Return the line of a call: JSON, or text that consists of the values of the same fields."""
         line: dict[str, Any] = {
             "time": timestamp(call.at),
             "request_id": call.request_id,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class RequestOrigin(NamedTuple):
-    """The protocol message that caused a call or an evaluation."""
+    """The protocol message that caused a call or an evaluation. The span of the call contains these facts."""
 
     protocol: str  # `mcp` or `jsonrpc`
     method: str

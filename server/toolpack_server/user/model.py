@@ -93,7 +93,7 @@ async def limit_answer(response: Any) -> None:
 
 
 class Model(Protocol):
-    """Decides what a participant does next."""
+    """Decides what a participant does next. The command creates a `ChatModel` or a `Script`; the player calls it."""
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any], turn: int) -> Answer:
         """Return the next answer in a conversation. `turn` counts the participant's messages and calls so far.

@@ -58,7 +58,10 @@ class Appearance:
         self._real_names = {new: real for real, (name, _) in self.names.items() for new in (name, without_dots(name))}
 
     def apply(self, functions: Sequence[PackFunction]) -> list[PackFunction]:
-        """Return the functions that aren't hidden, with their new names and descriptions."""
+        """Return the functions that aren't hidden, with their new names and descriptions.
+
+        Rules apply in order: a description replaces earlier descriptions, and a text is appended to the latest one.
+        """
         descriptions = {function.name: function.function.description for function in functions}
         changed: dict[str, dict[str, Any]] = {}
         for rule in self._rules:

@@ -126,7 +126,7 @@ class _TracebackHandler(logging.Handler):
 
 
 class _Checks:
-    """Checks tasks one by one with a service in memory."""
+    """Checks tasks one by one, in sessions of its own service in memory, which no client can reach."""
 
     def __init__(self, settings: Settings, catalog: Catalog) -> None:
         self._raised_at: str | None = None  # the source location at which the last call raised an exception

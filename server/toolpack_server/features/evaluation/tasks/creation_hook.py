@@ -27,7 +27,7 @@ class TaskRequest(SessionRequest):
 
 
 class TaskCreationHook(CreationHook):
-    """Adds the toolpacks, options and participants of a task."""
+    """Adds the toolpacks, options and participants of the task that a request for a new session names."""
 
     option_names = frozenset({"task"})
 

@@ -75,7 +75,7 @@ class ReplayError(ToolpackServerError):
 
 
 class SeenRecord(NamedTuple):
-    """The part of a record that an evaluator sees."""
+    """The part of a record that an evaluator sees. `_rollout` builds the evaluator's `Rollout` from these parts."""
 
     version: int | None  # the session's version after the record; None for a parent's record
     call: Mapping[str, Any] | None  # fields of a `RolloutCall` (not index, version, parent), and `nested`
@@ -101,7 +101,7 @@ def seen_record(record: PathRecord, kinds: RecordKinds) -> SeenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The stored state of a session that an evaluator needs."""
+    """The stored state of a session that an evaluator needs. `Tasks.evidence` reads it; an executor can get a copy."""
 
     toolpacks: tuple[str, ...]
     options: Mapping[str, Mapping[str, Any]]  # options by toolpack, from the client or the task

@@ -30,7 +30,7 @@ FORMATS = ("openai", "atif")
 
 
 class ParticipantView(NamedTuple):
-    """A session as one of its participants saw it."""
+    """A session as one of its participants saw it: the content of a trajectory. `participant_view` requests it."""
 
     session: Mapping[str, Any]  # the result of `get_session`
     messages: Messages

@@ -86,7 +86,7 @@ class Reviews:
 
 
 class _Reviewer:
-    """Computes the review of one rollout."""
+    """Computes the review of one rollout. It sends requests to the server's own methods, as the session's owner."""
 
     def __init__(self, app: App, caller: Caller, session_id: str) -> None:
         self._app, self._caller, self._id = app, caller, session_id
