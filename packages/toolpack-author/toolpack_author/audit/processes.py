@@ -143,7 +143,10 @@ def _work(
     job: Callable[[Auditor, str], Any],
     pipe: Connection,
 ) -> int:
-    """Run a job for each task in the child process, and send announcements and results through the pipe."""
+    """Run a job for each task in the child process, and send announcements and results through the pipe.
+
+    Return 1 if the toolpacks can't be loaded. Otherwise the process exits after the last job.
+    """
     follow(parent)
     _discard_output()
     try:

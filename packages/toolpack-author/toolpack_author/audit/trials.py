@@ -213,6 +213,7 @@ class Trials:
     # In sessions
 
     def _session(self, evaluations: int) -> "_SessionVerdicts":
+        """Play the task in a new session, and evaluate each of its states `evaluations` times."""
         run_options = self._clients, self._announce, self._run_coroutine
         return in_session(self._service, self.name, self.task, *run_options, evaluations=evaluations)
 
@@ -249,6 +250,7 @@ class Trials:
     def _describe(
         self, session: "_SessionVerdicts", list_functions: Sequence[tuple[PackFunction, Mapping[str, Any]]]
     ) -> None:
+        """Set the prompt, the agent's functions and the initial world, from which attempts are made."""
         prompt = self.task.prompt
         self.prompt = prompt if isinstance(prompt, str) else "\n".join(each["content"] for each in prompt)
         self.functions = {
@@ -262,6 +264,7 @@ class Trials:
         return plain_call[2] == AGENT and not (described and described["read_only"])
 
     def _solution(self) -> tuple[Calls, str]:
+        """Return the calls and the answer of the task's solution, which can depend on the initial world."""
         solution = solve(self.name, self._evidence, self._context)
         calls = ((each["function"], each["kwargs"], _by(each, self._clients)) for each in solution["calls"])
         return tuple(calls), solution["answer"]
@@ -291,6 +294,7 @@ class Trials:
             return AttemptResult(attempt)
         refused, first, live = False, stage, dict[str, Any]()
         for number, each in enumerate(attempt.calls):
+            # The solution's own calls are in time, even if the function was late with other arguments.
             if each[0] in self._slow and each not in (self.calls or ()):
                 return AttemptResult(attempt)
             stage = self._call(stage, each, live)

@@ -117,8 +117,8 @@ def _from_environment(schema: Mapping[str, Any], name: str, values_by_name: Mapp
         return _MISSING
     kinds = {"string": str, "integer": int, "number": float}
     kind = kinds.get(schema.get("type", ""))
-    stem, _, last = name.rpartition("_")
-    for candidate in (name, f"{name}s", f"{stem}s", last, ""):  # a `user_id` might be a key of `users`
+    stem, _, last = name.rpartition("_")  # a `user_id` might be a key of `users`
+    for candidate in (name, f"{name}s", f"{stem}s", last, ""):  # "": the keys of all dictionaries
         for value in values_by_name.get(candidate, ()):
             if kind is not None and type(value) is kind:
                 return value

@@ -97,7 +97,10 @@ class Trial:
         self._shared = SharedState(inspect.unwrap(function) for function in functions)
 
     def run(self, toolpack: str, name: str) -> list[Finding]:
-        """Call a function with each set of arguments, and return the findings on it."""
+        """Call a function with each set of arguments, and return the findings on it.
+
+        Return no findings if no environment can be built, for example because made-up options are invalid.
+        """
         pack = self._catalog.toolpacks[toolpack]
         function = pack.functions[name]
         where = location_of(function.function)
@@ -134,7 +137,7 @@ class Trial:
         options are used.
         """
         if pack.name not in self._built:
-            self._built[pack.name], self._known[pack.name] = None, {}
+            self._built[pack.name], self._known[pack.name] = None, {}  # stays so if building fails
             needed_options = example_options(pack.options)
             built = self._build(pack, needed_options) if needed_options else None
             if built is None:
