@@ -127,7 +127,8 @@ def banner(settings: Settings, features: Sequence[type[Feature]], inventory: Inv
     """Print the address, the loaded toolpacks, and a first command to try. If printing fails, the server continues."""
     lines = [f"Toolpack Server listens on {_url(settings.host, port)}, store {settings.store_url.shown}"]
     for name, entry in inventory.toolpacks.items():
-        lines.append(f"  {name}: {len(entry.functions)} functions{' (opt-in)' if entry.opt_in else ''}")
+        count = len(entry.functions)
+        lines.append(f"  {name}: {count} function{'s'[: count != 1]}{' (opt-in)' if entry.opt_in else ''}")
     # A notice about a skipped module, which names a file and a line, is always shown. Other notices, for example about
     # a package to install, are shown only if there are no toolpacks.
     notices = [notice for notice in inventory.notices if not inventory.toolpacks or ".py:" in notice]

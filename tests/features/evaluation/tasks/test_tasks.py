@@ -218,9 +218,11 @@ def test_session_options_override_those_of_the_task(bench):
     assert "There is no task" in refused(-32602, bench.rpc, "create_session", task="chores/none").data["detail"]
     unloaded = refused(-32602, bench.rpc, "create_session", task="bells/none").data["detail"]
     assert unloaded == (
-        "There is no task 'bells/none': no toolpack 'bells' is loaded. Start the server with a --pack-dir or "
-        "--packs that has it."
+        "There is no task 'bells/none': no toolpack 'bells' is loaded. Add its folder with "
+        "--pack-dir, or its name to --packs."
     )
+    unqualified = refused(-32602, bench.rpc, "create_session", task="dishes").data["detail"]
+    assert "begins with its toolpack, as in bank/save-300" in unqualified
 
 
 def test_agent_sees_only_its_prompt_and_progress(bench):

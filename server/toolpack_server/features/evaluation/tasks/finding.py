@@ -24,12 +24,16 @@ def find_task(catalog: Catalog, name: str) -> tuple[Toolpack, Task]:
         InvalidParamsError: The task or its toolpack doesn't exist.
         EvaluationError: The toolpack's tasks can't be loaded.
     """
-    toolpack, _, rest = name.partition(SEPARATOR)
+    toolpack, separator, rest = name.partition(SEPARATOR)
+    if not separator:
+        raise InvalidParamsError(
+            f"There is no task {shown(name)!r}: the name of a task begins with its toolpack, as in bank/save-300."
+        )
     pack = catalog.toolpacks.get(toolpack)
     if pack is None:
         raise InvalidParamsError(
-            f"There is no task {shown(name)!r}: no toolpack {shown(toolpack)!r} is loaded. Start the server with a "
-            "--pack-dir or --packs that has it."
+            f"There is no task {shown(name)!r}: no toolpack {shown(toolpack)!r} is loaded. Add its folder with "
+            "--pack-dir, or its name to --packs."
         )
     task = tasks_of(pack).all().get(rest)
     if task is None:

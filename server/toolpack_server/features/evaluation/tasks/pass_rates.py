@@ -58,7 +58,7 @@ def rates_table(task_rates: Sequence[Rate]) -> str:
     rows += [(rate.task, str(rate.rollouts), str(rate.passed), f"{rate.mean_reward:.3f}") for rate in task_rates]
     text = align(rows)
     if not task_rates:
-        return "No session with a task."
+        return "No valid rollout."
     rows = [("k", "pass^k", "pass@k")]
     for k in range(1, min(rate.rollouts for rate in task_rates) + 1):
         means = (sum(chance(rate, k) for rate in task_rates) / len(task_rates) for chance in (pass_all, pass_any))
