@@ -43,7 +43,7 @@ def _audited(root: Path) -> dict[str, Report]:
 
 
 class AuditGrader:
-    """A check in OpenEnv's policy, which fails if the audit reports findings of its `kinds`.
+    """A check in OpenEnv's policy, which fails if the audit reports faults of its `kinds`. OpenEnv creates and runs it.
 
     Attributes:
         kinds: Kinds of findings, as listed in docs/write/tasks.md.
@@ -62,6 +62,7 @@ class AuditGrader:
         return TAG in manifest.types.tags
 
     def run(self, subject: Subject) -> CheckResult:
+        """Audit the package, unless another grader has audited it before, and return the result of this check."""
         start = time.monotonic()
         try:
             reports = _audited(subject.root.resolve())

@@ -56,6 +56,7 @@ class Auditor:
     ) -> None:
         self._service, self._options, self._announce, self._run_coroutine = service, options, announce, run_coroutine
         self._cached_list = cache(self._list)
+        # Successive tasks often have the same initial world, so the last dump is cached.
         self._dump = lru_cache(maxsize=1)(lambda world: "\n".join(KnownValues([loads(world)], ()).texts()))
         self._solutions: dict[str, Mapping[str, tuple[Calls, str]]] = {}
 
@@ -99,9 +100,9 @@ class Auditor:
         seed = f"{self._options.seed} {trials.name}"
         results = [*trials.attempts(attempts(self._solved(pack, trials), seed, self._options.mutants))]
         audited = replace(audited, results=results)
-        if never_failing(audited):
+        if never_failing(audited):  # otherwise the guards, which take time to find, aren't needed
             audited = replace(audited, guards=trials.guards())
-        counts: dict[str, list[int]] = {}
+        counts: dict[str, list[int]] = {}  # by kind: the number of attempts, and of those that passed
         for result in audited.results:
             count = counts.setdefault(result.attempt.kind, [0, 0])
             count[0] += 1
