@@ -89,7 +89,7 @@ def serve(reload: bool, **flags: Any) -> None:
 
 
 def _serve(settings: Settings, loaded: Loaded, listener: socket.socket, serving: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT. Call `serving` when requests are answered.
+    """Serve until SIGTERM or SIGINT. Call `serving` once, when the server begins to answer requests.
 
     If the toolpacks were loaded in this process, it becomes the only worker. Otherwise a supervisor starts the workers.
     """

@@ -154,7 +154,10 @@ def _is_text(schema: Any) -> bool:
 
 
 def _check_integer(value: Any) -> Any:
-    """Refuse a boolean, and a string that doesn't spell a JSON integer. Return the value unchanged, like all checks."""
+    """Refuse a boolean, and a string that doesn't spell a JSON integer.
+
+    Like all checks except `_check_complex`, return the value unchanged.
+    """
     if type(value) is str:
         if not _INTEGER.fullmatch(value):
             raise PydanticKnownError("int_parsing")
@@ -164,6 +167,7 @@ def _check_integer(value: Any) -> Any:
 
 
 def _check_float(value: Any) -> Any:
+    """Refuse a boolean, and a string that doesn't spell a JSON number."""
     if type(value) is str:
         if not _NUMBER.fullmatch(value):
             raise PydanticKnownError("float_parsing")
@@ -184,6 +188,7 @@ def _check_boolean(value: Any) -> Any:
 
 
 def _check_decimal(value: Any) -> Any:
+    """Refuse values other than numbers and strings that spell a decimal number of limited size."""
     if isinstance(value, str):
         if not _DECIMAL.fullmatch(value):
             raise PydanticKnownError("decimal_parsing")
@@ -199,6 +204,10 @@ def _check_fraction(value: Any) -> Any:
 
 
 def _check_complex(value: Any) -> Any:
+    """Refuse a number, because the JSON Schema describes a string, and refuse NaN and infinity.
+
+    A string is returned as a complex number, because its value must be checked anyway.
+    """
     if isinstance(value, str):
         try:
             value = complex(value)
@@ -212,6 +221,7 @@ def _check_complex(value: Any) -> Any:
 
 
 def _check_finite(value: Any) -> Any:
+    """Refuse NaN and infinity. Leave values that aren't numbers to pydantic, which refuses them."""
     try:
         finite = cmath.isfinite(complex(value))
     except (ValueError, TypeError, OverflowError):
@@ -230,6 +240,14 @@ def _check_number(kind: str, value: Any) -> Any:
 
 
 def _check_iso(kind: str, pattern: re.Pattern[str], example: str, instances: type[Any], value: Any) -> Any:
+    """Refuse a value that is neither an ISO 8601 string nor one of `instances`, such as a timestamp as a number.
+
+    Pydantic checks the details of the string later.
+
+    Args:
+        kind: The beginning of pydantic's error types, for example "date" for "date_parsing".
+        example: A correct string, for the error.
+    """
     if isinstance(value, str):
         if not pattern.fullmatch(value):
             raise PydanticKnownError(f"{kind}_parsing", {"error": f"like {example}"})  # type: ignore[arg-type]

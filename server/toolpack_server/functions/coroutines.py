@@ -30,7 +30,10 @@ current_call: ContextVar[Any] = ContextVar("current_call", default=None)
 
 
 def _refused(method: Callable[..., Any]) -> Any:
-    """Return a guarded method of the loop. It raises a `RuntimeError` if the code of a call invokes it."""
+    """Return a method of the event loop that raises a `RuntimeError` if the code of a call invokes it.
+
+    The server's own code may still invoke it, because no call is current there.
+    """
 
     def guarded(*args: Any, **named: Any) -> Any:
         if current_call.get() is not None:
@@ -111,7 +114,8 @@ _main_keeps_loop = False
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to completion from synchronous code, and return its result.
 
-    If an event loop is running on this thread already, run the coroutine on another thread, and block until it is done.
+    If an event loop is running on this thread already, run the coroutine on another thread, and block until it is done,
+    because a thread can't run two event loops at once.
     """
     try:
         asyncio.get_running_loop()
@@ -128,7 +132,10 @@ def keep_main_loop() -> None:
 
 
 def wake_loop(thread: int) -> None:
-    """Wake another thread's event loop, if any, so that the thread runs Python code, which can be interrupted."""
+    """Wake another thread's event loop, if any, to interrupt a call there whose coroutine waits.
+
+    Python raises an exception in another thread only when that thread runs Python code, and a waiting loop runs none.
+    """
     own = _own_loops.get(thread)
     if own is not None:
         with contextlib.suppress(RuntimeError):  # the loop has just been closed
@@ -136,14 +143,18 @@ def wake_loop(thread: int) -> None:
 
 
 def close_loop() -> None:
-    """Close the event loop that this thread keeps, if it has one."""
+    """Close the event loop that this thread keeps, if it has one. A thread calls this before it exits."""
     own = _own_loops.pop(threading.get_ident(), None)
     if own is not None:
         own.runner.close()
 
 
 def _run_on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine on the event loop that this thread keeps, and cancel the tasks that it leaves on the loop."""
+    """Run a coroutine on the event loop that this thread keeps, and cancel the tasks that it leaves on the loop.
+
+    If it leaves work in the loop's thread pool, mark the call (`abandon`), and drop the pool. The main thread keeps a
+    loop only after `keep_main_loop`; otherwise it uses a new loop for each coroutine.
+    """
     if not _main_keeps_loop and threading.current_thread() is threading.main_thread():
         return asyncio.run(coroutine)
     own = _own_loops.get(threading.get_ident())

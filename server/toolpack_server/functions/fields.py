@@ -43,7 +43,7 @@ class ParametersModel(BaseModel):
 
 
 def field_of(hint: Any, default: Any, text: str | None) -> tuple[Any, Any]:
-    """Return the annotation and the pydantic field of a parameter.
+    """Return the annotation and the pydantic field of a parameter, as `create_model` expects them.
 
     Args:
         text: The parameter's description in the docstring. None: there is no description.
@@ -93,7 +93,7 @@ def check_default(name: str, default: Any) -> None:
 
 
 def default_of(default: Any) -> Any:
-    """Return the value of a default. If the default is a `Field(...)`, return the value that the field contains."""
+    """Return the value of a default: the default itself, or the value or factory's result of a `Field(...)`."""
     return default.get_default(call_default_factory=True) if isinstance(default, FieldInfo) else default
 
 

@@ -56,7 +56,10 @@ _left_lock = threading.Lock()  # held to change `_left`
 
 
 def own_thread() -> None:
-    """Exclude the current thread from the leftovers, because the thread pool that started it counts its own work."""
+    """Exclude the current thread from the leftovers, because the thread pool that started it counts its own work.
+
+    Thread pools call this as the initializer of each of their threads.
+    """
     _executor_threads.add(threading.current_thread())
 
 
@@ -88,6 +91,7 @@ class Watch:
     def leaves_work(self, toolpacks: Iterable[str]) -> bool:
         """Return whether other threads might still use objects in these toolpacks' environments.
 
+        If so, the caller must not keep these objects for the next call, because the threads could change them.
         Every thread that appeared during the call counts, because Python doesn't tell which call started it. While the
         thread is alive, it also counts for later calls to these toolpacks, because these calls can pass it more work.
         """

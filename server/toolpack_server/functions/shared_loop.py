@@ -137,7 +137,8 @@ class SharedLoop(CallLoop):
     def give_back(self) -> list[SharedCall]:
         """Remove and return the calls that haven't begun, so that the caller can run them elsewhere.
 
-        Cancelled calls aren't returned, because they end on this loop.
+        The caller uses this when a step of another call blocks the loop. Cancelled calls aren't returned, because they
+        end on this loop.
         """
         returned = []
         while self._arrived:
@@ -151,7 +152,13 @@ class SharedLoop(CallLoop):
         return returned
 
     def add_blocked_time(self, call: SharedCall | None) -> None:
-        """Add the current step's time to the blocked time, from the step's start or the last call of this method."""
+        """Add the current step's time since the step's start, or since the last call of this method, to blocked times.
+
+        The thread that calls `look` calls this when it finds that a step blocks the loop.
+
+        Args:
+            call: The call whose step runs, which gets the same time added. None: the step belongs to no call.
+        """
         now = time.monotonic()
         self.blocked_seconds += now - self._blocked_since
         if call is not None:
@@ -180,6 +187,7 @@ class SharedLoop(CallLoop):
         return self._looks, used - self._used_before, task.call if isinstance(task, CallTask) else None
 
     def _cpu_seconds(self) -> float:
+        """Return the CPU time that the loop's thread has used, or 0 if it isn't known."""
         if self._clock is None:
             return 0.0
         try:
@@ -260,6 +268,7 @@ class SharedLoop(CallLoop):
         main.add_done_callback(self._main_ended, context=Context())
 
     def _main_ended(self, main: "asyncio.Task[Any]") -> None:
+        """Store the result of a call's own coroutine, and end the tasks and timers that it left."""
         call = main.call  # type: ignore[attr-defined]
         try:
             call.result = CoroutineResult(main.result(), None)
@@ -268,14 +277,17 @@ class SharedLoop(CallLoop):
         self._end_rest(call)
 
     def _end_rest(self, call: SharedCall) -> None:
-        """Cancel and await the tasks that a call has left. Callbacks that the call has already scheduled still run."""
+        """Cancel and await the tasks that a call has left, one after the other, and then end the call.
+
+        Callbacks that the call has already scheduled still run.
+        """
         for timer in call.timers:
             timer.cancel()
         call.timers.clear()
         left = [task for task in call.tasks if not task.done()]
         for task in left:
             task.cancel()
-        if left:
+        if left:  # when this task has ended, check all tasks again, because a cancelled task can start others
             left[0].add_done_callback(lambda _: self._end_rest(call), context=Context())
         else:
             self.call_soon(self._end_unless_more, call, context=Context())
@@ -288,7 +300,7 @@ class SharedLoop(CallLoop):
             self._ended(call)
 
     def _ended(self, call: SharedCall) -> None:
-        """Release the thread pool of a call, remove the call from this loop, and report its end."""
+        """Release the thread pool of a call, remove the call from this loop, and report its end to `call.done`."""
         if call.executor is not None:
             call.left_work = bool(call.executor.unfinished)
             if call.left_work:

@@ -151,7 +151,10 @@ def _dependency(hint: Any) -> Any:
 
 
 class _ConvertedDependency:
-    """A dependency on a volume that the function accepts as another type, such as a database connection."""
+    """A dependency on a volume that the function accepts as another type, such as a database connection.
+
+    It stands in for the author's `Depends`, and converts the volume at each call.
+    """
 
     def __init__(self, dependency: Any, target: type) -> None:
         self.env_dependency = dependency.env_dependency
@@ -196,6 +199,7 @@ def _subject(names: Sequence[str]) -> str:
 
 
 def _check_kind(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> None:
+    """Raise a `RegistrationError` if agents can't pass this parameter by name, or its default or `Depends` is wrong."""
     if name in {"self", "cls"} and name not in hints:
         raise RegistrationError(
             f"it is a method, as it has the parameter `{name}`: register a function, or make a toolpack of its class "

@@ -41,7 +41,10 @@ class WrappedStopIteration(BaseException):
 
 
 def awaited(function: str, coroutine: Coroutine[Any, Any, Any]) -> Steps[Any]:
-    """Yield a coroutine to the caller, which awaits it. Return its result or raise its exception."""
+    """Yield a coroutine to the code that drives this generator, which awaits it and sends back a `CoroutineResult`.
+
+    Return the coroutine's result, or raise its exception. Use it with `yield from`.
+    """
     result = yield Awaiting(function, coroutine)
     if result.raised is not None:
         raise result.raised
@@ -49,7 +52,10 @@ def awaited(function: str, coroutine: Coroutine[Any, Any, Any]) -> Steps[Any]:
 
 
 def await_here(awaiting: Awaiting, around: AbstractContextManager[object]) -> CoroutineResult:
-    """Await a coroutine on this thread, inside the context manager `around`."""
+    """Await a coroutine that a call has yielded, on this thread, inside the context manager `around`.
+
+    An exception is returned as part of the `CoroutineResult`, and never raised.
+    """
     try:
         with around:
             return CoroutineResult(run_coroutine(awaiting.coroutine), None)
@@ -58,7 +64,7 @@ def await_here(awaiting: Awaiting, around: AbstractContextManager[object]) -> Co
 
 
 def run_steps(steps: Steps[T], around: AbstractContextManager[object] | None = None) -> T:
-    """Run all steps on this thread and return the result.
+    """Drive the generator of a call to its end on this thread, awaiting each coroutine here, and return its result.
 
     Args:
         around: The context manager inside which each coroutine runs.

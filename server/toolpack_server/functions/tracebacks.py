@@ -76,7 +76,11 @@ def raised_at(error: BaseException) -> str | None:
 
 
 def _shorten(report: traceback.TracebackException) -> bool:
-    """Remove the server's frames from an exception and its causes. Return whether the exception has frames left."""
+    """Remove the server's frames from an exception and its causes. Return whether the exception has frames left.
+
+    At the beginning, the libraries between the server and the toolpack (`_ON_THE_WAY`) are also removed. Further inside
+    they stay, because the toolpack itself called them.
+    """
     frames, ours = [*report.stack], tuple(_ours)
     while frames and frames[0].filename.startswith((*ours, *_ON_THE_WAY)):
         del frames[0]

@@ -106,7 +106,10 @@ class CallTransport(Transport[Outcome]):
 
     @override
     def write(self, codec: Codec, process: int) -> Frame:
-        """Build the request, with the bytes of the parts that aren't in the executor's cache."""
+        """Build the request, with the bytes of the parts that aren't in the executor's cache.
+
+        `process` is the number of the reserved executor, which isn't always the preferred executor.
+        """
         plan = self._plan
         held = {part: reference.tag for part, reference in self._live.items() if reference.process == process}
         missing = [part for part in self._used if part not in held]
@@ -133,7 +136,10 @@ class CallTransport(Transport[Outcome]):
 
     @override
     def supply(self, need: Any, codec: Codec) -> Frame:
-        """Return a part that the function uses outside its footprint, or that the executor's cache has dropped."""
+        """Return a part that the function uses outside its footprint, or that the executor's cache has dropped.
+
+        The executor also "asks" before it begins a read-only check, so that the worker knows of the start.
+        """
         if need == COMPARISON_STARTS:
             check_answer(self._plan.compares and self._comparisons <= len(self._plan.nested))
             self._comparisons += 1
@@ -286,6 +292,7 @@ def _counts(counts: Any, volumes: Sequence[Stored]) -> dict[str, int]:
 
 
 def _check_result(result: bytes, *, content: bool) -> None:
+    """Check the JSON of a call's result. Raise a `ValueError` if it is malformed; `content` demands MCP blocks."""
     orjson.loads(result)  # the bytes are inserted into responses and records, so they must be JSON
     if content:
         try:

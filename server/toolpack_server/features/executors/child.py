@@ -128,7 +128,10 @@ class Zygote:
             return child
 
     def _fork(self) -> "ExecutorProcess | None":
-        """Request an executor from the zygote. Return None if the zygote has exited."""
+        """Request an executor from the zygote, and return its handle. Return None if the zygote has exited.
+
+        The handle is returned before the executor exists, so its user must call `wait_until_ready`.
+        """
         end, theirs = socket.socketpair()
         ended, status = os.pipe()
         printed, output = os.pipe()
@@ -190,7 +193,10 @@ class ExecutorProcess:
             raise
 
     def wait_until_ready(self) -> None:
-        """Wait until a new executor is ready, and check its greeting."""
+        """Wait until a new executor is ready, and check its greeting. Do nothing if this was done before.
+
+        Raise an `ExecutorGoneError` if the executor can't be set up; the reason is in the log.
+        """
         if self._process is not None:
             return
         for times in range(1, MAX_STARTS + 1):

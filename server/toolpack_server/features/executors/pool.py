@@ -72,7 +72,7 @@ class Pool:
             raise
         finally:
             limit = self._own.calls
-            if child.awaits_answer:
+            if child.awaits_answer:  # it exited, or an exception interrupted the wait for its answer
                 self._end(child, why)
             elif child.retired or (limit and child.calls >= limit):
                 self._end(child, "retired")
@@ -108,7 +108,11 @@ class Pool:
             self._end(child, "crashed")
 
     def _take_idle(self, prefer: int | None, deadline: float, *, clean: bool) -> ExecutorProcess | None:
-        """Take an idle executor. Return None if none is idle and the caller should start a new executor."""
+        """Take an idle executor, waiting for one if the maximum number is running.
+
+        Return None if none is idle and the caller must start an executor. `_starting` already counts this executor, so
+        that other threads don't exceed the maximum. Raise an `OverloadedError` after the deadline.
+        """
         while True:
             with self._changed:
                 while True:
@@ -132,7 +136,7 @@ class Pool:
                 child = self._children[number]
             if child.clean or not clean:
                 break
-            self._end(child, "retired")
+            self._end(child, "retired")  # this makes room for a clean executor
         if not self._idle:
             self._start_spare()
         return child
@@ -155,7 +159,13 @@ class Pool:
         return last if self._calls_elsewhere % MIGRATE_EVERY == 0 else prefer
 
     def _start(self, *, again: bool = True) -> ExecutorProcess:
-        """Start an executor. The caller must have incremented `_starting`."""
+        """Start an executor and return it. The caller must have incremented `_starting`.
+
+        Raise an `OverloadedError` if no process can be started, or if the pool was closed meanwhile.
+
+        Args:
+            again: If the zygote has exited, start a new zygote first.
+        """
         child = None
         try:
             child = self._zygote.fork(again=again)
@@ -191,6 +201,7 @@ class Pool:
             self._end(spare, "idle")
 
     def _give_back(self, child: ExecutorProcess) -> None:
+        """Make an executor idle again, and wake a thread that waits for one. In a closed pool, kill it instead."""
         with self._changed:
             if not self._closed:
                 child.idle_since = time.monotonic()

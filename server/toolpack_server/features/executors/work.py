@@ -35,7 +35,11 @@ class RequestHandler:
         self._operations = {kind.name: TRANSPORTS[kind].make_handler(kind, context, self._ask) for kind in operations}
 
     def do(self, request: Frame) -> Frame:
-        """Run the requested operation in a new context, and return the answer."""
+        """Run the requested operation in a new context, and return the answer.
+
+        If the worker traces the request, `trace["by"]` names the function that runs the operation and records its
+        spans; the answer then carries the spans to the worker.
+        """
         trace = request.head.get("trace")
         if trace is None:
             return Context().run(self._do, request)
@@ -43,6 +47,7 @@ class RequestHandler:
         return Frame({**answer.head, "traced": spans}, answer.pieces) if spans else answer
 
     def _do(self, request: Frame) -> Frame:
+        """Run the requested operation. Errors become answers, because the executor must stay usable."""
         try:
             return self._operations[request.head["do"]](request)
         except (RequestError, CallError) as error:

@@ -123,7 +123,7 @@ class _Forker:
         try:
             process = os.fork()
         except OSError:
-            os.close(status)  # by this, the worker notices that the fork failed
+            os.close(status)  # the worker then sees end of file, so it notices that the fork failed
         else:
             if process == 0:
                 self._become_executor(end, status, output)
