@@ -445,8 +445,7 @@ class Queues:
         Raises:
             SessionNotFoundError: There is no such session, or it has another owner.
         """
-        # No lock, because only this job uses the queue's state while it runs. Read the store only if no state is
-        # cached.
+        # No lock, because only the running job uses the queue's state. The store is read only if no state is cached.
         queue = self._queues[operation.session_id]
         state = queue.state
         if state is None or state.invalid:
@@ -473,7 +472,7 @@ class Queues:
     # Called under the lock
 
     def leave(self, job: SessionJob, *, timed_out: bool) -> bool:
-        """Apply the result of a job and start the next job. Return whether the job is done."""
+        """Apply a job's result, and start the next job. Return False if the job will run again (lease, next link)."""
         queue = self._queues[job.operation.session_id]
         queue.running = False
         now = time.monotonic()
@@ -509,6 +508,7 @@ class Queues:
             self._start_next(job.operation.session_id, queue)
 
     def _start_next(self, session_id: str, queue: SessionQueue) -> None:
+        """Pass a queue's next job to the threads, if it can start now. Delete the queue if nothing is left in it."""
         job = queue.take_next() if queue.jobs else None
         if job is not None:
             self._backlog.add(job.owner, -1)

@@ -55,6 +55,7 @@ def _cannot_open(error: BaseException) -> bool:
 
 
 def _can_open_files() -> bool:
+    """Return whether this process can open as many more files as a database needs."""
     try:
         with ExitStack() as opened:
             for _ in range(_FILES):
@@ -65,6 +66,7 @@ def _can_open_files() -> bool:
 
 
 def _can_get_memory() -> bool:
+    """Return whether the host still gives this process memory. The memory is freed at once."""
     try:
         mmap.mmap(-1, _MEMORY_BYTES).close()
     except (MemoryError, OSError):

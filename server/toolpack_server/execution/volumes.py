@@ -186,6 +186,7 @@ class Volumes:
         return content if isinstance(content, LazyEnvironment) else None
 
     def _mount(self, content: Content, stored: Stored, snapshot: Snapshot) -> None:
+        """Connect an empty volume to its stored chain, and to a working copy that an earlier call left, if any."""
         chain, handle = chain_of(self._codec, snapshot, stored), snapshot.live.pop(stored.live, None)
         is_pinned = self._policy is not None
         mount = Mount(chain, type(content), self._codec.volumes, self._read_only, is_pinned, handle)

@@ -40,7 +40,9 @@ class World:
     snapshot: Snapshot
     context: ExecutionContext
     check: ReadOnlyCheck | None  # check of the call's read-only functions; None if no check is due
-    nested_bytes_left: int  # remaining bytes for the results of nested calls, as JSON; longer results are cut
+    # Bytes that the record still has for the results of nested calls (calls written as arguments of this call), as
+    # JSON. A longer result is replaced by a placeholder.
+    nested_bytes_left: int
     touched: dict[str, BaseModel] = field(default_factory=dict)  # the parts that the call has used
     dirty: set[str] = field(default_factory=set)  # the names of the parts that the call might have changed
     raised: bool = False  # the exception was raised by the toolpack's code, not by the server's code around it
@@ -65,7 +67,11 @@ class World:
             self.dirty.update(self.loaded[toolpack][1])
 
     def add_nested_result(self, result: Any) -> None:
-        """Convert a nested call's result to JSON, before the outer function can change the result."""
+        """Keep the result of a nested call (an argument of the outer call) as JSON, for the record.
+
+        This happens before the outer function can change the result. A result that has no JSON form, or is longer than
+        the bytes left, is kept as a placeholder.
+        """
         try:
             if isinstance(result, Iterator):  # reading its values would consume them
                 raise ResultError

@@ -50,6 +50,7 @@ def _of_any(objects: Sequence[tuple[frozenset[str], Omit | None]]) -> Omit:
 
 @cache  # cached, because a server needs each type twice: for clients and for agents
 def _of_object(kind: Any) -> Omit | None:
+    """Return the omission for a `TypedDict`, or None if neither it nor a type inside it has an optional field."""
     optional = kind.__optional_keys__
     inner = {name: within for name, each in get_type_hints(kind).items() if (within := omission(each))}
     if not optional and not inner:

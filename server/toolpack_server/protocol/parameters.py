@@ -21,6 +21,7 @@ Version = Annotated[int, Field(ge=0, le=MAX_COUNT, description="A version of the
 
 
 def _check_size(labels: dict[str, str]) -> dict[str, str]:
+    """Return the labels unchanged. Pydantic reports the error as an invalid parameter if they are too large."""
     size = sum(len(name.encode()) + len(value.encode()) for name, value in labels.items())
     if size > MAX_LABELS_BYTES:
         raise PydanticCustomError(

@@ -17,15 +17,15 @@ class Span:
 
 
 def spans_of(path: Sequence[Mapping[str, Any]], trace: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """Return the calls and the answer of a history, with their steps.
+    """Return the calls and the answer of a session's history, with their steps, in order.
 
     A step is a version of the session. A record that changed nothing has the same step before and after it. Calls that
     the world made by itself (`by` is `WORLD`) have no span. They happened because the next call or answer let time
     pass, so the span of that call or answer begins at the step before them.
 
     Args:
-        path: The session's own records of its history.
-        trace: All records of the session.
+        path: The session's history (without records undone by a reset), without the records inherited by a fork.
+        trace: All records of the session, also those undone by a reset. They show which calls changed the version.
     """
     versions = [0, *(record["version"] for record in trace)]
     changing = {after["index"] for before, after in zip(versions, trace, strict=False) if after["version"] > before}

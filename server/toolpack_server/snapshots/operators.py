@@ -253,11 +253,13 @@ def _instance_writer(
         return make, (name, *get_state(value))
 
     def in_one_step(progress: WriteProgress, value: Any) -> tuple[Any, ...]:
+        """Write an instance that hashes by value: it gets its state before a set or a dict hashes it."""
         if progress.two_steps:
             return in_two_steps(progress, value)
         if id(value) in progress.started:  # the instance refers to itself, directly or through other objects
             raise CycleError
         progress.started.add(id(value))
+        # An author's `__hash__` can also read other objects, which might not have their state yet when it runs.
         progress.must_verify |= own_hash
         return make, (name, *get_state(value))
 

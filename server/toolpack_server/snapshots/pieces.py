@@ -24,6 +24,12 @@ trunk
 chunked container
     A dict or list of the trunk with many instances. Its items are stored in chunks, so that adding an item writes only
     one chunk. A chunk is a group without roots.
+vocabulary
+    The operators (the functions that create objects when bytes are read) and the most frequent class names of a base.
+    Groups refer to them by number.
+base
+    A vocabulary and all groups of one version of an environment. All sessions that started from this version share the
+    base, and store only the groups that have changed since.
 
 The tests compare each result and each state with those of `freeze` and `thaw` for the whole graph.
 """
@@ -255,13 +261,16 @@ class ContainerWriter(GroupWriter):
 
 
 class GroupReader(pickle.Unpickler):
-    """Unpickler of a group's data. The bytes can reach only the operators and the roots.
+    """Unpickler that turns a group's bytes into objects. The bytes can reach only the operators and the roots.
+
+    `LazyGraph` creates a reader for each group that it loads.
 
     Args:
-        table: The lazy classes.
-        vocabulary: The vocabulary of the base.
-        data: The data of the group.
-        root: Function that returns the root with a given number.
+        table: The lazy classes of the class table. The reader uses only its operators.
+        vocabulary: The vocabulary that the group was written with. Its preamble comes before the data, because the data
+            refers to the vocabulary's objects by number.
+        data: The bytes of the group, without the preamble.
+        root: Function that returns the root with a given number, for references to other groups.
     """
 
     def __init__(self, table: LazyTable, vocabulary: Vocabulary, data: bytes, root: Callable[[int], Any]) -> None:

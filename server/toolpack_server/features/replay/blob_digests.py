@@ -44,7 +44,7 @@ class ReadEntries(RunnerOperation[dict[str, Entries | None]]):
                 entries[part] = part_entries(codec.decode(part, blob_id, snapshot.blobs[part]), codec.catalog.classes)
         for toolpack in dict.fromkeys(map(toolpack_of, snapshot.parts)):
             stored = stored_environment(tuple(snapshot.parts), toolpack)
-            if stored is not None:
+            if stored is not None:  # an environment in pieces: its entries need all pieces; the first part holds them
                 environment = codec.lazy_kind.read(chain_of(codec, snapshot, stored), codec.volumes)
                 entries[stored.parts[0]] = part_entries(environment, codec.catalog.classes)
         return entries

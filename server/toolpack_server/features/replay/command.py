@@ -136,6 +136,7 @@ def _text(replayed: Any) -> str:
 
 
 def _comparison(replayed: Any) -> str:
+    """Return a text that says how many records had the same result, or that shows the first difference."""
     count, difference = replayed["replayed"], replayed.get("diverged")
     records = f"{count} record{'' if count == 1 else 's'}"
     if difference is None:

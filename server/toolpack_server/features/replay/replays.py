@@ -3,9 +3,8 @@
 The new session is an ordinary session: its calls use the loaded code, and all deadlines and limits apply. The replayed
 session doesn't change.
 
-If the request has a call_id, the replay can be repeated, because each new record gets a call_id with its number. When
-the request is sent again, the replay continues after the last record, runs no call twice, and finds the same
-difference.
+A request with a call_id can be sent again. Each record that the replay adds gets a call_id made of the record's number,
+so the replay continues after the last record, runs no call twice, and finds the same difference.
 """
 
 import asyncio
@@ -326,7 +325,7 @@ class _Replayer:
         self._events: list[Mapping[str, Any]] = []  # recorded events of the world that haven't been compared yet
 
     async def run(self, record: Mapping[str, Any]) -> Difference | None:
-        """Run a record again, and return the difference, if any."""
+        """Run a record again, and return the first difference from the recorded session, or None."""
         kind = self._context.record_kinds[record["kind"]]
         call_id = f"replay-{self.done}" if self._repeatable else None
         self.done += 1
@@ -347,6 +346,7 @@ class _Replayer:
             repeat = kind.repeat if isinstance(kind, RepeatableKind) else CopyOperation
             await self._sessions.run(repeat(*self._session, record, call_id))
         version = self.version
+        # A difference in an event comes first, because the events happened before the record.
         difference = await self._compare_events(record) or difference
         self.version = max(version, self.version)  # `_compare_events` set the version of the last event
         self._versions.setdefault(record["version"], version)
@@ -496,5 +496,6 @@ def _is_cut(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _difference(record: Mapping[str, Any], what: Any, recorded: str | None, replayed: str | None) -> Difference:
+    """Return a difference for the result of the replay. Long texts are cut."""
     texts = [text if text is None else text[:MAX_SHOWN_TEXT] for text in (recorded, replayed)]
     return {"index": record["index"], "what": what, "recorded": if_set(texts[0]), "replayed": if_set(texts[1])}
