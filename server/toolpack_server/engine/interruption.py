@@ -89,7 +89,7 @@ class Interruptible(InterruptTarget):
         self._thread = threading.get_ident()
         uninterruptible.block = self
         self.token.append(None)  # last, because from here on the interrupter can raise its exception
-        if self.interrupted:  # interrupted before this block
+        if self.interrupted:  # interrupted before this block, so raise `Interrupted` at once
             self.__exit__()
 
     def __exit__(self, *_exception: object) -> None:

@@ -188,6 +188,7 @@ class Lane:
             del self._running[share]
 
     def _count(self, share: Share, weight: int) -> None:
+        """Add a weight, which can be negative, to the lane's total, to a share, and to the part above its maximum."""
         before = self._running[share]
         self.taken += weight
         self._running[share] = after = before + weight

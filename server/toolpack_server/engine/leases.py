@@ -224,7 +224,7 @@ class AcquireLeases(Job):
     def complete(self, *, timed_out: bool) -> bool:  # noqa: ARG002 - this job has no deadline
         for job in self._jobs:
             self._submit(job)
-        return False
+        return False  # no caller waits for this job's own answer
 
     def refuse(self, error: Exception) -> None:
         for job in self._jobs:

@@ -92,7 +92,7 @@ class Pace:
             used_processor: CPU time of the job in seconds.
         """
         stats = self._kinds[kind]
-        stats.trials = max(0, stats.trials - 1)
+        stats.trials = max(0, stats.trials - 1)  # this job might have been a trial
         if seconds < QUICK_SECONDS:
             stats.slow_runs = stats.long_looks = 0
             stats.quick_runs = min(stats.quick_runs + 1, 2 * QUICK_RUNS)

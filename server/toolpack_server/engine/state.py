@@ -164,11 +164,11 @@ class SessionState(Generic[F]):
         record = effect.record
         if record is None:
             return None
-        after, self.last = self.last, record.id
+        after, self.last = self.last, record.id  # the store refuses the commit if `after` isn't its last record
         self.index, self.version = record.index, record.version
         added = added_bytes(record, effect.new_blobs)
         self.stored += added
-        self.untrimmed += added - len(record.body)
+        self.untrimmed += added - len(record.body)  # only blobs, because a trim deletes no records
         if effect.parts:
             self.parts = {**self.parts, **effect.parts}
             self.unstored.update(effect.new_blobs)

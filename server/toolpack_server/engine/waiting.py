@@ -105,6 +105,7 @@ class Waiting:
         return awaiting.function
 
     def _push(self, job: Job, loop: SharedLoop, blocked_before: float) -> None:
+        """Make a job wait on a loop until its deadline, which already includes the loop's `blocked_before` seconds."""
         entry = [job.deadline, next(self._numbers), job]  # the number orders entries with the same deadline
         self._waiting[job] = loop, entry, blocked_before
         heapq.heappush(self._deadlines, entry)
@@ -120,7 +121,7 @@ class Waiting:
                     if job is None:  # the server is stopping
                         call.coroutine.close()
                         continue
-                    self._waiting.pop(job)[1][2] = None
+                    self._waiting.pop(job)[1][2] = None  # the entry stays in the heap, but without the job
                     job.call, job.awaiting = None, Awaiting(function, call.coroutine)
                     given_back.append(job)
         return given_back

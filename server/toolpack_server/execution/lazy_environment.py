@@ -346,7 +346,7 @@ def _unpack(body: Body) -> dict[int, Group | None]:
             groups[number] = None
             continue
         roots = tuple((root, kinds[kind]) for root, kind in rest[0])
-        if isinstance(rest[1], int):
+        if isinstance(rest[1], int):  # the length of the data; `rest[2]` exists only if the group has references
             groups[number] = Group(roots, data[start : start + rest[1]], references=tuple(*rest[2:]))
             start += rest[1]
         else:

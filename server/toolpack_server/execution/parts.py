@@ -149,6 +149,7 @@ def parts_in_use(parts: tuple[str, ...], toolpack: str, footprint: frozenset[str
 
 
 def _make_part(environment: BaseModel, group: list[str]) -> BaseModel:
+    """Return an environment of the same class with only these fields. It shares their values with the original."""
     part = _new(type(environment), {field: environment.__dict__[field] for field in group if field})
     object.__setattr__(part, "__pydantic_fields_set__", {f for f in group if f in environment.model_fields_set})
     if _REST in group:

@@ -108,7 +108,10 @@ class SessionRuntime(FunctionsRuntime):
                 self._include_nested(plan, argument.args)
 
     def dependencies(self, env: World, function: Any) -> dict[str, Any]:
-        """Return a function's dependencies, taken from its own toolpack's environment."""
+        """Return a function's dependencies, taken from its own toolpack's environment.
+
+        Unless the function is read-only, also mark the environment as changed, so that it is stored after the call.
+        """
         registered = self._registered[function.name]
         if not function.dependencies:
             return {}
@@ -141,6 +144,8 @@ class SessionRuntime(FunctionsRuntime):
 
     def run(self, env: World, function: Any, arguments: dict[str, Any]) -> Steps[Any]:
         """Run the plain function and return its result. Set `env.raised` if the function's own code raised.
+
+        If the function is async, this generator yields the coroutine. Its caller awaits it, and sends the result.
 
         Raises:
             ReadOnlyError: The function is declared read-only but has changed its environment.

@@ -201,6 +201,7 @@ class CallOperation(SessionOperation):
         if not outcome:
             if plan.compares:
                 plan.comparing = lambda: start_clock(COMPARING_SECONDS, COMPARING_SECONDS)
+            # A worker has died during a call that is suspected. No other suspect runs beside it in this worker.
             alone = suspected and context.running.suspects.begin(number, context.settings.queue_timeout_seconds)
             # If the function makes this process exit, the supervisor reads the function's name from this slot.
             slot = context.running.begin(plan.toolpack, plan.registered_name, number)

@@ -132,7 +132,7 @@ class SessionContext:
         return frozenset({FORK}).union(*(hook.option_names for hook in self.creation_hooks))
 
     def unknown(self, *feature_options: Mapping[str, Any]) -> str | None:
-        """Return the name of a feature's data that this server doesn't support, or None if it supports all.
+        """Return the first name in features' data that no feature of this server supports, or None if there is none.
 
         Args:
             feature_options: Features' data from the session's recipe or details, by name.

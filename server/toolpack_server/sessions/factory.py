@@ -138,6 +138,7 @@ class SessionFactory:
         self._context = context
         self._cache = cache
         self._clock = clock
+        # By owner: the estimated number of sessions, and the time and the result of the store's last count.
         self._counts: dict[str, tuple[int, float, int]] = {}
 
     def is_quick_to_prepare(self, request: SessionRequest) -> bool:
@@ -281,6 +282,7 @@ class SessionFactory:
             raise InvalidParamsError(
                 f"The session can't be forked before record {before}: it has {head.index + 1} records."
             )
+        # The store returns the record after the index `before - 2`, which is the last record that the fork inherits.
         for record in self._context.store.records(session_id, before - 2, 1) if before else ():
             self._context.records.read(session_id, record)  # raises an error if the record was forged
             return ForkPoint(session_id, record.version, record.index, record.id)

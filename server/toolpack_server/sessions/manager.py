@@ -71,7 +71,7 @@ class SessionManager:
         self._observer = observer
         self._store = context.store
         self._settings = context.settings
-        self._agents: dict[str, tuple[str, str, str]] = {}
+        self._agents: dict[str, tuple[str, str, str]] = {}  # the results of `agent_session`, by key
         self._agent_keys: dict[str, list[str]] = {}  # for each session, its keys in `_agents`
         self.queues = Queues(context.store, context.settings, measure, context.runner.capacity)
         cache, clock = self.queues.cache, self.queues.clock
@@ -225,7 +225,7 @@ class SessionManager:
         try:
             return await self.queues.run(operation)
         except asyncio.CancelledError:
-            # A later commit can still contain its consequences.
+            # The operation, or events that follow from it, might still be committed. The watchers are notified then.
             operation.on_unheard = partial(self._notify_of, operation)
             self.queues.cancel(operation)
             raise

@@ -162,7 +162,7 @@ class SessionOperation:
             start_clock(context.settings.timeout_seconds, context.settings.timeout_seconds)
         seconds = self.prepare(state)
         if limited:
-            start_clock(float("inf"))
+            start_clock(float("inf"))  # that deadline was only for `prepare`
         self._started_at = time.time()
         if not self.starts_clock:
             start_clock(seconds)

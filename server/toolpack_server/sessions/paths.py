@@ -295,7 +295,7 @@ class Paths:
                 count = 0
                 records = self._store.records(session_id, -1, READ_BATCH)
             records = records[1:] if count else records
-            more = len(records) >= READ_BATCH - 1
+            more = len(records) >= READ_BATCH - 1  # a full batch, of which the repeated record was removed
             while records:
                 for record in records:
                     if record.index != len(tree):

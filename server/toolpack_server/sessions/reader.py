@@ -343,6 +343,7 @@ class SessionReader:
         if not all(stored_environments(tuple(snapshot.parts)) for snapshot in (before, after)):
             return None
         changes = self._runner.run(ViewChanges(before, after))
+        # A change with an empty path replaces everything, so the caller must compare the whole environments.
         patch = json_patch(*loads(changes)) if changes else [{"path": ""}]
         return patch if all(change["path"] for change in patch) else None
 

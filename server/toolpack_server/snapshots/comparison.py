@@ -225,7 +225,10 @@ def _any_children(before: Any, after: Any, kind: type) -> _ChildPairs | str:
 
 
 def _attributes(before: Any, after: Any, kind: type) -> _ChildPairs | None:
-    """Return the attributes of two instances in pairs, or None if the instances have different attributes."""
+    """Return the attributes of two instances in pairs.
+
+    Return None if the instances have different attributes, which `_any_children` then names, or no attributes.
+    """
     lefts: list[Any] = []
     rights: list[Any] = []
     for slot in slots_of(kind):

@@ -38,6 +38,7 @@ def changed_roots(left: LazyGraph, right: LazyGraph) -> set[int] | None:
             if root not in changed:
                 changed.add(root)
                 pending += [referrer for referrers_of in links for referrer in referrers_of.get(root, ())]
+        # A loaded container in chunks might also differ if one of its items might.
         pending = [root for root, items in containers if root not in changed and not changed.isdisjoint(items)]
     return changed
 

@@ -312,7 +312,7 @@ class LazyGraph:
         written.run(may_share=may_share)
         changes |= written.changes(self._loaded)
         self._apply(changes)
-        for number in written.unverified.intersection(changes):
+        for number in written.unverified.intersection(changes):  # a new graph, to read the new bytes back
             LazyGraph(self.table, self.base, self.delta).check_members(number)
         return changes
 
