@@ -85,6 +85,10 @@ class Commands(click.Group):
             formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in short.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import and return a command, or return None if it doesn't exist.
+
+        If a package that isn't installed contains the command, raise a `ClickException` that names the package.
+        """
         gc.disable()  # imports create no garbage, and garbage collection would make them a fifth slower
         try:
             if not self._prefix and cmd_name in GROUPS:

@@ -77,6 +77,10 @@ def _settings(**values: Any) -> "Settings":
 def _stored(
     store: str | None, data_dir: Path | None, pack_dir: tuple[Path, ...] | None, packs: str | None
 ) -> Iterator["Service"]:
+    """Open an existing store, and yield a service over it. Close the store at the end of the block.
+
+    If `pack_dir` is None, the service has no toolpacks, because the command only reads what the store contains.
+    """
     from toolpack_server.packs.catalog import Catalog  # noqa: PLC0415 - imports the whole server
     from toolpack_server.packs.loading import catalog_of  # noqa: PLC0415 - likewise
     from toolpack_server.wiring.service import Service  # noqa: PLC0415 - likewise
@@ -98,6 +102,10 @@ def opened_store(store: str | None, data_dir: Path | None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _opened(settings: "Settings") -> Iterator[Any]:
+    """Open the existing store of these settings, and close it at the end of the block.
+
+    Raise a `ClickException` if the store doesn't exist, or if a running server uses it.
+    """
     from toolpack_server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
     from toolpack_server.wiring.stores import open_store_of  # noqa: PLC0415 - likewise
 

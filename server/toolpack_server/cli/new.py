@@ -55,6 +55,7 @@ def new(name: str, directory: Path, *, database: bool, package: bool) -> None:
 
 
 def _module(name: str, directory: Path, *, database: bool) -> Project:
+    """Return the files of a toolpack that is one module in a folder for `--pack-dir`, and the commands to try next."""
     toolpack, test, first_call = _texts(name, f"{NAMESPACE}.{name}", database=database)
     packs, test_file = directory / PACKS, directory / TESTS / f"test_{name}.py"
     here = _folder_of_commands()
@@ -69,6 +70,7 @@ def _module(name: str, directory: Path, *, database: bool) -> Project:
 
 
 def _package(name: str, directory: Path, *, database: bool) -> Project:
+    """Return the files of a toolpack that is a Python distribution to install, and the commands to try next."""
     module = f"{name}_toolpack"
     distribution = module.replace("_", "-")
     folder = directory / distribution
@@ -117,6 +119,7 @@ def _folder_of_commands() -> str:
 
 
 def _check(name: str) -> None:
+    """Raise a `UsageError` if this can't be the name of a toolpack and of its Python module."""
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name.startswith("_"):
         raise click.UsageError(
             f"{name!r} can't be the name of a Python module: use letters, digits and `_`, and a letter first."

@@ -40,6 +40,7 @@ async def _list_remote(send: Send) -> None:
 
 
 def _show(toolpack: str, functions: list[dict[str, Any]], source: str, *, opt_in: bool) -> None:
+    """Print a toolpack, and a line for each of its functions. `source` says where the toolpack comes from, or is ""."""
     remarks = ", ".join(filter(None, [source, "opt-in" if opt_in else ""]))
     echo(f"{toolpack} ({remarks})" if remarks else toolpack)
     for function in functions:

@@ -21,6 +21,7 @@ def progress(title: str, length: int) -> Iterator[Callable[[int], None]]:
     is_terminal, last_line, done = sys.stderr.isatty(), time.monotonic(), 0
 
     def advance(by: int) -> None:
+        """Add finished items, and update the bar or print a line if one is due."""
         nonlocal last_line, done
         done += by
         bar.update(by)

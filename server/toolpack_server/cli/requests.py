@@ -75,6 +75,7 @@ def remote(url: str, token: str | None) -> Send:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def ask(method: str, params: dict[str, Any], agent_path: str | None, shape: Any) -> Any:
+        """Send one request and block until its result arrives. If `shape` is None, the method's own type checks it."""
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
         if agent_path is not None and not agent_path.startswith("/"):
             raise click.ClickException(f"The agent_path that {url} sent isn't a path: is this a Toolpack Server?")

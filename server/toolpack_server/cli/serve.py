@@ -111,6 +111,11 @@ def _serve_with_reload(settings: Settings, features: Sequence[type[Feature]]) ->
         port = listener.getsockname()[1]
 
         def serve_generation(loaded: Loaded, on_serving: Callable[[], None], first: bool) -> None:
+            """Serve the toolpacks as they were loaded at the start or after a change (one *generation*).
+
+            The reloader calls this in the generation's own process. Only the first generation prints the banner.
+            """
+
             def serving() -> None:
                 if first:
                     banner(settings, features, loaded.inventory, port)

@@ -156,6 +156,7 @@ def _json_text(value: Any) -> str:
 
 
 def _sessions_text(sessions: list[Any]) -> str:
+    """Return a table of sessions, with columns as wide as their longest cell."""
     if not sessions:
         return "No sessions."
     rows: list[tuple[str, ...]] = [("SESSION", "VERSION", "CREATED", "TOOLPACKS", "")]
@@ -173,6 +174,7 @@ def _sessions_text(sessions: list[Any]) -> str:
 
 
 def _trace_text(records: list[Any]) -> str:
+    """Return one line per record: its index, or its position in the history, and the text of its kind of record."""
     from toolpack_server.wiring.installed import load_features  # noqa: PLC0415 - imports the whole server
     from toolpack_server.wiring.service import all_record_kinds  # noqa: PLC0415
 
@@ -182,6 +184,7 @@ def _trace_text(records: list[Any]) -> str:
 
 
 def _diff_text(patch: list[Any]) -> str:
+    """Return one line per step of a JSON Patch, with a sign in place of the step's name."""
     signs = {"add": "+", "remove": "-", "replace": "~"}
     lines = []
     for step in patch:

@@ -55,6 +55,7 @@ class TurnSelector(selectors.DefaultSelector):
     waits = False
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events. The event loop calls this once per iteration, so its end begins the next iteration."""
         self.waits = True
         try:
             return super().select(timeout)

@@ -23,6 +23,7 @@ class PublishedSchema(GenerateJsonSchema):
     """Generator of the JSON Schema that agents see. It omits defaults that JSON can't represent, such as infinity."""
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Return the JSON Schema of a field with a default. Pydantic calls this for each such field."""
         published = super().default_schema(schema)
         try:
             json.dumps(to_jsonable_python(schema.get("default"), inf_nan_mode="constants"), allow_nan=False)

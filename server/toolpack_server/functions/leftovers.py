@@ -28,6 +28,7 @@ class LoopExecutor(ThreadPoolExecutor):
         self.unfinished: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Queue work, and count it in `unfinished` until it ends."""
         future = super().submit(fn, *args, **kwargs)
         self.unfinished.add(future)
         # Callbacks run in the order in which they were added, and asyncio adds its own later. So when an `await` of the

@@ -316,6 +316,7 @@ class SharedLoop(CallLoop):
     # Methods of asyncio's loop that a function can use, limited to the function's own call
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        """Schedule a callback, unless its call has ended."""
         self._scheduled_steps += 1
         handle = super().call_soon(callback, *args, context=context)
         call: SharedCall | None = current_call.get() if context is None else context.get(current_call)
@@ -324,6 +325,7 @@ class SharedLoop(CallLoop):
         return handle
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        """Schedule a timer, and store it with the current call, which cancels it at the end."""
         timer = super().call_at(when, callback, *args, context=context)
         call: SharedCall | None = current_call.get()
         if call is not None:
@@ -335,6 +337,7 @@ class SharedLoop(CallLoop):
         return timer
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        """Run work in a thread: of the current call's own pool, if the function names no other pool."""
         call: SharedCall | None = current_call.get()
         if executor is None and call is not None:
             call.used_threads = True
@@ -345,6 +348,7 @@ class SharedLoop(CallLoop):
 
 
 def _end_process(_timeout: float | None = None) -> NoReturn:
+    """Exit. This replaces the selector's `select` in a process forked by a function, where no event may be awaited."""
     os._exit(0)
 
 

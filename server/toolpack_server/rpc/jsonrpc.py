@@ -136,6 +136,7 @@ class JsonRpc:
         return loads(text)
 
     def _check_batch(self, batch: list[Any]) -> None:
+        """Raise an `RpcRefusedError` if a batch is empty, or a `TooLargeError` if it has too many requests."""
         if not batch:
             raise errors.RpcRefusedError(ERROR_INVALID_REQUEST, "The batch is empty: send at least one request.")
         if len(batch) > self._settings.max_batch:
@@ -144,6 +145,11 @@ class JsonRpc:
             )
 
     async def _answer_batch(self, caller: Caller, batch: list[Any]) -> bytes | None:
+        """Run the requests of a batch in order, and return their responses, or None if all are notifications.
+
+        Once the responses are too large together, each further request gets an error and doesn't run. Notifications
+        still run, because they have no response.
+        """
         replies: list[bytes] = []
         size = 0
         for member in batch:
@@ -186,7 +192,11 @@ class JsonRpc:
         return error_reply(request_id, *describe(reply_too_large(len(reply), max_bytes)))
 
     def _match(self, request: dict[str, Any]) -> tuple[Handler, tuple[Any, ...], Mapping[str, Any]]:
-        """Return the handler of a request and its positional and named parameters, as jsonrpcserver finds them."""
+        """Return the handler of a request and its positional and named parameters, as jsonrpcserver finds them.
+
+        This is the slow way, for positional parameters and unknown methods. Raise an `RpcRefusedError` if there is no
+        such method.
+        """
         matched: list[Any] = []
         parsed = Request(request["method"], request.get("params", []), request.get("id", NOID))
         _, dispatched = dispatch_request(self._library_methods, matched, parsed)
@@ -219,7 +229,10 @@ def _library_method(handler: Handler) -> Callable[..., Any]:
 
 
 def _create_handler(method: type[Method], app: App) -> Handler:
-    """Return the handler of a method. It also writes the method's log line and omits unset fields, if needed."""
+    """Return the handler of a method, which `JsonRpc` calls for each request.
+
+    It also writes a log line if the method defines `log_fields`, and omits unset fields if the result type needs that.
+    """
     names = method.names()
     implies_session = "session_id" in method.__class_vars__  # at an agent's address
     has_log_line = method.log_fields is not Method.log_fields

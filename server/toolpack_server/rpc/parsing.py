@@ -83,6 +83,7 @@ class Parser:
         return parsed
 
     def _parse(self, body: bytes) -> tuple[Any, int]:
+        """Do the work of `parse`, on the calling thread."""
         limits = self._settings
         if has_more_values(body, limits.max_json_values):
             raise TooLargeError(f"The body has more than {limits.max_json_values} values: send less.")
@@ -112,6 +113,7 @@ class Parser:
         return parsed
 
     def _arguments(self, text: str) -> tuple[dict[str, Any], str | None]:
+        """Parse arguments that are JSON text, on the calling thread. The results are those of `arguments`."""
         body, limits = text.encode(), self._settings
         if has_more_values(body, limits.max_json_values):
             return {"$text": text}, f"the arguments have more than {limits.max_json_values} values: send less"

@@ -20,6 +20,7 @@ NOBODY = "nobody"  # a token with this name gives access to the sessions that we
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether a host can be reached only from this machine: `localhost`, or a loopback IP address."""
     if host == "localhost":
         return True
     try:

@@ -109,6 +109,7 @@ def console_routes(gate: TokenGate, files: Mapping[str, File]) -> list[Route]:
     files = {**files, "index.html": _file("index.html", REFERENCE.sub(rb' \1="%s/' % digest.encode(), page.content))}
 
     async def console(request: Request) -> Response:
+        """Return a file of the console, or 304 if the browser has it cached. An empty path means the page itself."""
         gate.check_origin(dict(request.scope["headers"]))
         path = request.path_params["name"]
         file = files.get(DIGEST_FOLDER.sub("", path) or "index.html")

@@ -174,6 +174,11 @@ class RpcEndpoint:
         return Caller(self._gateway.gate.owner(headers), left=partial(client_left, scope, receive))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request (ASGI).
+
+        The status is 200 with a JSON-RPC response, even one with an error, and 204 if the body has only notifications.
+        A request that is refused before JSON-RPC gets another status.
+        """
         headers: dict[bytes, bytes] = scope[HEADERS]
         id_ = request_id.get().encode()
         try:

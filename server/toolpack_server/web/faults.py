@@ -22,6 +22,7 @@ class LoopFaults:
         self._logged: dict[str, float] = {}
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error that no code has handled. The event loop calls this, with asyncio's description of the error."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in EXHAUSTED):
             loop.default_exception_handler(context)

@@ -199,6 +199,10 @@ class FeatureEndpoint:
         return STATUS.get(code, 500 if code in STANDARD else 409)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Authenticate a request, read its body, and send the response of `answer` (ASGI).
+
+        Refusals are sent in the form of `refusal`.
+        """
         headers: dict[bytes, bytes] = scope[HEADERS]
         try:
             owner = self._gateway.gate.owner(self.credentials(headers)) if self.needs_token else ""
@@ -223,6 +227,7 @@ class FeatureEndpoint:
             await self._send(self.refusal(error.status, str(error)), scope, receive, send)
 
     async def _answer(self, request: FeatureRequest) -> Response:
+        """Return the response of `answer`. Raise an `HttpRefusedError` for a method's error, or if the server stops."""
         try:
             return await self._translate_errors(self.answer(request))
         except asyncio.CancelledError:  # the server stops now
@@ -310,6 +315,10 @@ class FeatureSocket(FeatureEndpoint):
         raise HttpRefusedError(426, f"This path is a WebSocket, and {request.method} isn't its handshake: use ws://.")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a handshake, switch its connection to a WebSocket, and answer messages until the WebSocket closes.
+
+        Any other request gets the response of a plain endpoint, which is a refusal unless a subclass answers it.
+        """
         headers: dict[bytes, bytes] = scope[HEADERS]
         connection = scope.get("state", {}).get(STATE)
         if connection is None or not is_handshake(scope["method"], headers):
@@ -341,6 +350,7 @@ class FeatureSocket(FeatureEndpoint):
             socket.close(code, reason)
 
     async def _listen(self, scope: Scope, socket: WebSocket, handshake: FeatureRequest) -> None:
+        """Answer messages one after the other. Return when the client has left or `on_message` returns None."""
         memory: dict[str, Any] = {}
         while await socket.arrival():
             with self._gateway.admitted(scope, handshake.caller) as reservation:
@@ -372,6 +382,7 @@ def _request(
     holds: Callable[[int], None] = _ignore_size,
     reserve: Callable[[int], None] = _ignore_size,
 ) -> FeatureRequest:
+    """Return the request as a feature sees it, from its ASGI scope, headers and body."""
     return FeatureRequest(
         scope["method"],
         scope.get("path_params", {}),

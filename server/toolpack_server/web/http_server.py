@@ -65,6 +65,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     timeout_keep_alive_task: asyncio.TimerHandle | None
 
     def connection_made(self, transport: Any) -> None:
+        """Count a new connection, and start the time limit for the headers of its first request."""
         super().connection_made(ResponseTransport(transport, self._is_unread))
         self.app_state = {**self.app_state, STATE: self}
         self._on_h11 = hasattr(self, "conn")  # otherwise the parser is httptools
@@ -85,6 +86,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def switch(self, accepted: bytes, make: Callable[["LimitedProtocol", Any, float], U]) -> U:
         """Switch to the protocol that the current request asks for, and return its object.
+
+        From now on, that object receives the connection's data and events, and this object parses no further HTTP.
 
         Args:
             accepted: The response's headers, without the empty line after them.
@@ -205,6 +208,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Remove the connection from the count, stop its timers, and mark its requests as disconnected."""
         self.connection_table.closed(self)
         self._cancel()
         self.resume_writing()

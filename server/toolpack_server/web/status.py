@@ -34,6 +34,7 @@ def status_routes(gateway: Gateway) -> list[Route]:
         return _answer(b"ready", "text/plain") if ready else refusal_response(503, problem)
 
     async def metrics(request: Request) -> Response:
+        """Return the metrics for Prometheus. If the store can't be reached, leave out the number of sessions."""
         owner(request)
         try:
             sessions = await service.sessions.count()

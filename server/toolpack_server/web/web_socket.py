@@ -127,6 +127,7 @@ class WebSocket(asyncio.Protocol):
             ) from None
 
     async def _read(self, reservation: Reservation, max_bytes: int) -> bytes | None:
+        """Collect the pieces of a message as they arrive, without a time limit. Otherwise like `message`."""
         texts: list[str] = []
         size = 0
         while await self.arrival():
@@ -220,6 +221,7 @@ class WebSocket(asyncio.Protocol):
         return self._unread <= READ_AHEAD and self._writable.is_set()
 
     def _pause(self, paused: bool) -> None:
+        """Stop or resume reading from the socket. While it is paused, the operating system slows the client down."""
         if paused != self._paused and not self._transport.is_closing():
             self._paused = paused
             if paused:
@@ -228,7 +230,8 @@ class WebSocket(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _handle_frame(self, event: Event) -> None:
-        self._empty_frames += 1
+        """Store a piece of a message for the endpoint, or answer a control frame. Close after too many empty frames."""
+        self._empty_frames += 1  # reset below if the frame has text or ends a message
         if isinstance(event, TextMessage):
             size = len(event.data.encode())
             if size or event.message_finished:
@@ -276,6 +279,7 @@ class WebSocket(asyncio.Protocol):
         return True
 
     def _send(self, event: Event) -> None:
+        """Send a frame. Do nothing if the connection or the WebSocket is closing."""
         if self._transport.is_closing():
             return
         try:

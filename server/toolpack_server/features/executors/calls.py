@@ -245,7 +245,7 @@ class _Calls:
         snapshot = Snapshot(head["parts"], LazyParts(self._ask, blobs))
         sizes = {part: len(blob) for part, blob in blobs.items()}
         for part, tag in head["cached"].items():
-            live = self._live.pop((tag, part))
+            live = self._live.pop((tag, part))  # the call can change this object, so the cache must not keep it
             if live is not None:
                 snapshot.live[part], sizes[part] = live
         outcome = run_steps(call_steps(plan, snapshot, context), context.interruptible)

@@ -168,11 +168,13 @@ def _own_limits() -> Iterator[Path]:
 
 
 def _create_ruleset() -> int:
+    """Create a Landlock ruleset and return its descriptor. It forbids all access to files that no rule allows."""
     handled = struct.pack("QQQ", _ALL_FILE_RIGHTS, 0, _ABSTRACT_SOCKETS | _SIGNALS)
     return _call(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), ctypes.c_uint32(0))
 
 
 def _call(number: int, *arguments: object) -> int:
+    """Make a system call for which Python has no function. Return its result, or raise an `OSError`."""
     result: int = system.LIBC.syscall(number, *arguments)
     if result < 0:
         system.raise_errno()

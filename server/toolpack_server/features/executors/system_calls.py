@@ -128,6 +128,7 @@ Rule = tuple[str, Sequence[bytes]]
 
 
 def _when_called(rule: Rule) -> bytes:
+    """Return the instructions of a rule, which are skipped for every other system call."""
     name, instructions = rule
     call = number(name)
     return b"" if call is None else b"".join([_instruction(_EQUAL, call, 0, len(instructions)), *instructions])
@@ -142,6 +143,7 @@ def _refuse(*names: str) -> list[Rule]:
 
 
 def _refuse_unless(name: str, *conditions: Sequence[bytes]) -> Rule:
+    """Return the rule that allows a call if all conditions hold. Each condition refuses the call if it doesn't hold."""
     return name, [
         *(instruction for condition in conditions for instruction in condition),
         _instruction(_RETURN, _ALLOW),
@@ -151,11 +153,13 @@ def _refuse_unless(name: str, *conditions: Sequence[bytes]) -> Rule:
 def _is_one_of(argument: int, values: Sequence[int], mask: int = 0xFFFFFFFF) -> list[bytes]:
     """Return instructions that refuse the call unless an argument has one of these values."""
     load = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), _instruction(_AND, mask)]
+    # If a value is equal, jump over the comparisons with the other values and over the refusal.
     compare = [_instruction(_EQUAL, value, len(values) - index) for index, value in enumerate(values)]
     return [*load, *compare, _instruction(_RETURN, _REFUSE)]
 
 
 def _refuse_bits(name: str, argument: int, bits: int) -> Rule:
+    """Return the rule that refuses a call if any of these bits is set in an argument."""
     test = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), _instruction(_HAS_ANY, bits, 0, 1)]
     return name, [*test, _instruction(_RETURN, _REFUSE), _instruction(_RETURN, _ALLOW)]
 

@@ -179,12 +179,16 @@ class JsonPieceTransport(Transport[T]):
 
 
 class ExportTransport(JsonPieceTransport[dict[str, str]]):
+    """Transport of `ExportVolumes`. Its limit on the answer allows for the content of all volumes."""
+
     @override
     def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
         return super().allows(sizes, context) and sum(sizes) <= 2 * MAX_VOLUMES * largest_piece(context.codec)
 
 
 class BuildTransport(Transport[Built]):
+    """Transport of operations that make an environment. The answer's pieces are the bytes of its parts."""
+
     _operation: MakeEnvironment
 
     @classmethod

@@ -70,6 +70,7 @@ class McpEndpoint:
         self._max_bytes = gateway.service.settings.max_agent_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request (ASGI): a message by POST, a CORS preflight by OPTIONS, or refuse another method."""
         headers: dict[bytes, bytes] = scope[HEADERS]
         exchange = Exchange(scope, receive, send, headers, [(b"x-request-id", request_id.get().encode())])
         try:

@@ -132,6 +132,7 @@ class RunningCalls:
         self._calls.setdefault(key, set()).add(call)
 
         def end(call: "asyncio.Future[Outcome]") -> None:
+            """Release the memory that the call reserved, and remove the call from the running calls."""
             self._in_flight.add(owner, -size)
             self._calls[key].discard(call)
             if not self._calls[key]:
@@ -197,7 +198,10 @@ class Handles:
         return call.result()
 
     async def get(self, caller: Caller, message: McpMessage) -> bytes:
-        """Answer `tasks/get`."""
+        """Answer `tasks/get`: the result if the call is recorded, otherwise the state after waiting a moment.
+
+        If the call neither is recorded nor runs in this worker, run it again. Its call_id makes this safe.
+        """
         handle_id = _id_of(message)
         handle, call_end = await self._find_call(caller, handle_id)
         if call_end is None:
@@ -233,6 +237,7 @@ class Handles:
         """
 
         def find(reader: SessionReader) -> "tuple[Handle, CallEnd | None]":
+            """Check the id against the session, and look up the record of its call, in one read of the store."""
             session, _ = reader.find(*_session(caller))
             handle = self._ids.open(session, caller.address, handle_id)
             try:

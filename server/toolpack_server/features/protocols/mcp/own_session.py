@@ -60,6 +60,11 @@ class OwnSessionEndpoint(McpEndpoint):
     status: Mapping[Fault | None, int] = {**McpEndpoint.status, Fault.NO_SESSION: 404}
 
     async def authenticate(self, exchange: Exchange) -> Caller:
+        """Return the agent of the session in `Mcp-Session-Id`.
+
+        Without this header, or if the address names the session, return only the token's owner. `agent` then finds or
+        creates the session.
+        """
         owner = self._gateway.gate.owner(exchange.headers)
         if b"origin" in exchange.headers:
             exchange.extra.append((b"access-control-expose-headers", b"Mcp-Session-Id"))
@@ -72,6 +77,10 @@ class OwnSessionEndpoint(McpEndpoint):
         return caller
 
     async def agent(self, exchange: Exchange, caller: Caller, message: McpMessage) -> Caller:
+        """Return the agent of the session that the address names, or of a new session for `initialize`.
+
+        Add the header `Mcp-Session-Id` to the response if the session has no name.
+        """
         query = _read_query(exchange, message)
         name = query.get("session")
         if name is None:

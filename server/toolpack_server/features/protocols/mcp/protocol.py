@@ -149,6 +149,7 @@ class Mcp:
         return b'"supportedVersions":%b,%b%b' % (dumps(VERSIONS), introduction, CACHE)
 
     async def _list(self, caller: Caller, message: McpMessage) -> bytes:
+        """Answer `tools/list`. Modern clients also learn whether the list stays the same, so that they can cache it."""
         if message.params.get("cursor") is not None:
             raise InvalidParamsError("There is one page of tools: omit the cursor.")
         functions = await self._app.listings.functions(caller, caller.session_id, "mcp")
@@ -162,6 +163,7 @@ class Mcp:
         return self._prompts.list(message) + (CACHE if message.modern else b"")
 
     async def _call(self, caller: Caller, message: McpMessage) -> bytes:
+        """Answer `tools/call`: run a feature's tool or a function. If the client accepts handles, it can get one."""
         name, call_id = _name_and_call_id(message)
         arguments, problem = message.params.get("arguments"), None
         if type(arguments) is not dict:
@@ -169,7 +171,7 @@ class Mcp:
         request = CallRequest(name, arguments, dumps(arguments), call_id, problem=problem, by=caller.address)
         if tool := await self._tools.find(caller, name):
             return await self._tools.use(tool, caller, request)
-        for argument, value in arguments.items():
+        for argument, value in arguments.items():  # clients of `run_function` can write a call as an argument
             if type(value) is dict and value.keys() == NESTED:
                 await self._toolpacks(caller)
                 return tool_error(

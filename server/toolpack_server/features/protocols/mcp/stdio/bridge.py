@@ -93,6 +93,7 @@ class Bridge:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _send(self, message: McpMessage) -> bytes:
+        """Send a request on a thread and return the answer, or an error response if the server can't be reached."""
         request = BridgedRequest(
             self._parts, self._headers(message), _body(message), message.id, self._emit, self._max_bytes
         )
@@ -116,6 +117,7 @@ class Bridge:
         return reply
 
     def _headers(self, message: McpMessage) -> dict[str, str]:
+        """Return the HTTP headers of a message. MCP requires a modern message to repeat some of its fields there."""
         headers = {"Content-Type": "application/json", "Accept": ACCEPT, **self._token}
         if not message.modern:
             return headers | ({"MCP-Protocol-Version": self._version} if self._version else {})
@@ -256,7 +258,7 @@ def _object(text: bytes | str) -> dict[str, Any]:
 
 def _retry_after(reply: bytes) -> float | None:
     """Return the delay in seconds that an overloaded server requests, or None if the server isn't overloaded."""
-    if b"%d" % OVERLOADED not in reply:
+    if b"%d" % OVERLOADED not in reply:  # a quick check that saves parsing nearly all replies
         return None
     error = _object(reply).get("error")
     if not isinstance(error, dict) or error.get("code") != OVERLOADED:

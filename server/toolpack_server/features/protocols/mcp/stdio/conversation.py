@@ -99,6 +99,7 @@ class StdioConversation:
                 task.cancel()
 
     async def _respond(self, message: McpMessage) -> None:
+        """Write the answer to a request, and progress notifications until then. If cancelled, write no answer."""
         progress = asyncio.ensure_future(self._tell_progress(message)) if self._tells_progress else None
         try:
             self._writer.write(await self._answer(message))

@@ -111,6 +111,7 @@ class LineWriter:
         self._thread.join(CLOSE_SECONDS)
 
     def _write(self) -> None:
+        """Write queued lines until `close` or until the client closes its end. This is the thread's function."""
         while (line := self._lines.get()) is not None:
             data = memoryview(line + b"\n")
             try:

@@ -48,6 +48,7 @@ async def converse(settings: Settings, catalog: Catalog, options: Mapping[str, s
 
 
 async def _create(service: Service, params: Mapping[str, Any]) -> str:
+    """Create the conversation's session and return its id. Raise a `StartError` if it is refused."""
     try:
         session = await service.invoke(Caller(), "create_session", {**params, "ttl_seconds": MAX_TTL_SECONDS})
     except REFUSALS as error:
