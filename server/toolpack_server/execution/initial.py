@@ -35,7 +35,8 @@ def build(
     with enforce(policy), context.interruptible:
         environment = codec.catalog.toolpacks[toolpack].build(options)
     payloads = codec.freeze_parts(toolpack, environment, context.interruptible)
-    # Each seeded session builds its own environments, usually to the same bytes. So cache the result of the check.
+    # Check below that the stored parts restore the environment exactly. Each seeded session builds its own
+    # environments, usually to the same bytes, so cache the result of the check.
     frozen = {part: payload for part, payload in payloads.items() if not is_piece(part)}
     digests = tuple((part, hashlib.blake2b(payload).digest()) for part, payload in frozen.items())
     # If the environment is one chain, `frozen` is empty, and `LazyEnvironment.first_part` has made this check.

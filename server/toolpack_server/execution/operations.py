@@ -275,5 +275,5 @@ def _is_same(left: Volume, right: Volume) -> bool:
 
 
 def _pieces(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot without the parts that don't belong to volumes, so that fewer blobs go to an executor."""
+    """Return a snapshot with only its pieces, which volumes consist of, so that fewer blobs go to an executor."""
     return Snapshot({part: blob for part, blob in snapshot.parts.items() if is_piece(part)}, snapshot.blobs)

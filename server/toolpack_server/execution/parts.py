@@ -68,6 +68,7 @@ def divide(toolpack: Toolpack, environment: BaseModel, volumes: frozenset[str] =
         if not names <= environment.__dict__.keys():  # type: ignore[operator]
             return {toolpack.name: environment}
         groups.unite(sorted(names))  # type: ignore[arg-type]
+    # The fields that no function uses form one group with the rest.
     reachable = {field for names in footprints for field in names}  # type: ignore[union-attr]
     groups.unite([_REST, *(field for field in fields if field not in reachable)])
     # Skip the slow search for shared objects if there is only one group, because the search can only unite groups.

@@ -40,8 +40,8 @@ class World:
     snapshot: Snapshot
     context: ExecutionContext
     check: ReadOnlyCheck | None  # check of the call's read-only functions; None if no check is due
-    # Bytes that the record still has for the results of nested calls (calls written as arguments of this call), as
-    # JSON. A longer result is replaced by a placeholder.
+    # Bytes that are left for the results of nested calls (calls written as arguments of this call), as JSON in the
+    # record. A longer result is replaced by a placeholder.
     nested_bytes_left: int
     touched: dict[str, BaseModel] = field(default_factory=dict)  # the parts that the call has used
     dirty: set[str] = field(default_factory=set)  # the names of the parts that the call might have changed

@@ -82,7 +82,7 @@ class _LazyClass(NamedTuple):
 
 # Lazy classes by their id. The classes themselves can't be keys, because they compare equal to their real classes.
 _lazy_classes: dict[int, _LazyClass] = {}
-_errors = threading.local()
+_errors = threading.local()  # `last`: the error that `_Hooks.__getattribute__` passes to `_Hooks.__getattr__`
 
 
 def is_lazy(instance: object) -> bool:

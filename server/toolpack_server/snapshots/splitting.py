@@ -72,7 +72,7 @@ class _Survey:
         self.objects, shared = _walk(value)
         self._pieces = {id(obj): obj for obj in self.objects if id(obj) in shared and self._table.can_be_lazy(obj)}
         self.containers: list[Any] = []
-        self._pieces.pop(id(value), None)
+        self._pieces.pop(id(value), None)  # the first object belongs to the trunk, even if other objects refer to it
         trunk = self._cut_trunk(value, min_items)
         for obj in self.objects:
             if id(obj) not in trunk:

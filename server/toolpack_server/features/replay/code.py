@@ -92,6 +92,7 @@ def _files(module: str, path: Path | None) -> Iterator[tuple[str, Path]]:
             yield from _inside(sibling, folder)
         return
     spec = find_spec(module.partition(".")[0])
+    # A package's folder, or else the file of a module.
     locations = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""][:1]
     for location in filter(None, locations):
         yield from _inside(Path(location), Path(location).parent)

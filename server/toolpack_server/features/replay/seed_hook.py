@@ -46,7 +46,7 @@ class SeedHook(OperationHook):
             return
         seeds = Seeds.of(state.session)
         seeds.check(self._settings)
-        operation.plan.policy = seeds.pin(state.index + 2)
+        operation.plan.policy = seeds.pin(state.index + 2)  # the next record, counted from 1
         # The check of read-only functions runs only for some calls, so it is off here: a replayed call must do the same
         # work as the original call.
         operation.plan.compares = False
@@ -110,6 +110,7 @@ class SeedCreationHook(CreationHook):
         if request.before is not None:
             last = head.index
         else:
+            # The record after the last record of the version before: this record created the forked version.
             last = self._paths.end(parent.id, version - 1, head.index) + 1 if version else -1
         ticks = parent_seeds.ticks + last + 1
         return {**replace(seeds, ticks=ticks).details(), **current_writers(self._context)}
