@@ -167,6 +167,7 @@ def _in_process(pack_dir: tuple[Path, ...], packs: str | None, details: list[str
     """
 
     def add_details(_request: object, outcome: Any) -> None:
+        """Add the details of a failed call. The service calls this after each call."""
         failure = outcome.failure
         if failure and failure.traceback:
             details.append(failure.traceback)
@@ -229,6 +230,7 @@ def _types(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
     choices = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
     types = set().union(*(_TYPES[type(choice)] for choice in choices))
     for inner in [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]:
+        # A choice that names no type allows all types.
         types |= _types(inner, definitions) or set().union(*_TYPES.values())
     return types
 

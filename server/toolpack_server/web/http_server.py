@@ -266,7 +266,8 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().data_received(head)
 
     def _unsupported_upgrade_warning(self) -> None:
-        # Override uvicorn's warning about a missing WebSocket library. httptools parses nothing after this request.
+        # Override uvicorn's warning about a missing WebSocket library. httptools parses nothing after this request, so
+        # the connection must close after the response.
         if not self._on_h11 and self.cycle is not None:
             self.cycle.keep_alive = False
 
@@ -279,7 +280,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return "headers" if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0] else None
 
     def _is_unread(self) -> bool:
-        """Return whether the body of the answered request hasn't arrived in full."""
+        """Return whether the body of the answered request hasn't arrived in full.
+
+        The transport asks this when a response begins: the connection then closes after the response.
+        """
         return self._receiving() == "body" and self._running_cycle in {None, self.cycle}
 
     def _must_wait(self, cycle: Any) -> bool:

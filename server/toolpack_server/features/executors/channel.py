@@ -153,6 +153,7 @@ class Channel:
 
 
 def _read_head(value: Any) -> tuple[dict[str, Any], list[int]]:
+    """Return the object and the lengths of the pieces in a frame's parsed JSON. Raise a `ValueError` for other JSON."""
     match value:
         case [dict(head), list(sizes)] if all(type(size) is int and size >= 0 for size in sizes):
             return head, sizes

@@ -160,7 +160,10 @@ class Zygote:
 
 
 class ExecutorProcess:
-    """Handle of one executor. Its blocking methods raise `ExecutorGoneError` if the executor exits."""
+    """A worker's handle of one executor, which `Zygote.fork` creates and the pool lends to one request at a time.
+
+    Its blocking methods raise `ExecutorGoneError` if the executor exits.
+    """
 
     def __init__(self, channel: Channel, ended: int, output: Output, zygote: int, expected: Inventory) -> None:
         self._channel = channel
@@ -233,7 +236,7 @@ class ExecutorProcess:
         Raises:
             ExecutorGoneError: The executor has exited. `unread` is true only if it hasn't begun the request.
         """
-        self._begun &= self.awaits_answer  # if this is a new request, the executor hasn't begun it
+        self._begun &= self.awaits_answer  # set it to False for a new request; keep it when this supplies data
         self.awaits_answer = True
         try:
             self._channel.send(head, pieces)

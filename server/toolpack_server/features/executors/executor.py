@@ -130,6 +130,7 @@ def _confine(sandbox: Sandbox, configuration: Configuration, folder: Path) -> No
 
 
 def _volume_context(configuration: Configuration, folder: Path) -> VolumeContext:
+    """Return what volumes need in this executor: their classes, their limits, and the executor's folder for files."""
     kinds: list[type[Volume]] = [pkgutil.resolve_name(path) for path in configuration.volumes]
     scratch = Scratch(None, configuration.scratch_bytes, own=folder)
     return VolumeContext(VolumeKinds(kinds), scratch, Limits(*configuration.limits))
@@ -152,7 +153,7 @@ def _sigterm_handler(executor: int) -> Any:
     """
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != executor:
+        if os.getpid() != executor:  # a process forked by a function inherited this handler
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 

@@ -30,7 +30,7 @@ UNSTARTED = "No process for toolpacks' code can be started; nothing was changed.
 
 
 class Pool:
-    """The executors of one worker.
+    """The executors of one worker. The constructor starts the first executor and waits for it.
 
     Raises:
         StartError: The first executor can't be set up.

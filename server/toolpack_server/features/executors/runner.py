@@ -162,6 +162,7 @@ class ExecutorRunner:
                 log.info("%s printed:%s", operation.who, printed)
 
     def steps(self, operation: RunnerOperation[T]) -> Steps[T]:
+        """Run an operation as a generator that never yields, because the executor itself awaits coroutines."""
         return self.run(operation)
         yield  # makes this a generator
 
@@ -173,7 +174,10 @@ class ExecutorRunner:
 
 
 def _raise_refusal(answer: Frame) -> None:
-    """Raise the error in an answer, if the request was refused or failed because of a bug in the server."""
+    """Raise the error in an answer, if the request was refused or failed because of a bug in the server.
+
+    Return if the answer contains a result.
+    """
     head = answer.head
     if "fault" in head:
         rows = str(head["fault"])[:MAX_TEXT].splitlines()

@@ -269,7 +269,13 @@ class LazyParts(dict[str, bytes]):
 
 
 def _restore(path: str, kind: Any, value: Any, pieces: Iterator[bytes], ask: Ask) -> Any:
-    """Rebuild a field of an operation in an executor. `path` is the field's path in the request."""
+    """Rebuild a field of an operation in an executor, the reverse of `Transport._dump`.
+
+    Args:
+        path: The field's path in the request, by which the executor can ask for the field's data.
+        kind: The field's type, because JSON doesn't contain the types.
+        pieces: The request's pieces. Snapshots take theirs in the order in which `_dump` appended them.
+    """
     if kind is Snapshot:
         return _snapshot(path, value, pieces, ask)
     if kind is ExecutionPolicy:
@@ -290,11 +296,13 @@ def _restore(path: str, kind: Any, value: Any, pieces: Iterator[bytes], ask: Ask
 
 
 def _snapshot(path: str, head: Any, pieces: Iterator[bytes], ask: Ask) -> Snapshot:
+    """Rebuild a snapshot. Parts that weren't sent are requested from the worker at their first use."""
     blobs = {part: next(pieces) for part in head["sent"]}
     return Snapshot(head["parts"], LazyParts(lambda part: ask([path, part]), blobs))
 
 
 def _version(path: str, ask: Ask, version: int) -> Snapshot:
+    """Ask the worker for the snapshot of a version. This is the `Versions` function that operations call here."""
     answer = ask([path, version])
     if "refused" in answer.head:
         raise read_refusal(answer.head)

@@ -87,6 +87,7 @@ def _decode(header: str) -> str | None:
         return header
     try:
         text = base64.b64decode(match[1], validate=True)
+        # Several base64 strings can decode to the same bytes. Accept only the string that encoding these bytes returns.
         return text.decode() if base64.b64encode(text).decode() == match[1] else None
     except (binascii.Error, ValueError):
         return None

@@ -101,6 +101,7 @@ class McpMessage:
         if self.method == INITIALIZE and not self.modern:  # its handler negotiates the version
             return
         version = self.meta[VERSION_KEY] if self.modern else self.header_version
+        # A modern message needs the modern version. A legacy message can omit the header, or name any version there.
         if version == MODERN if self.modern else version is None or version in VERSIONS:
             return
         text = f"Version {shown(str(version))!r} of MCP is not supported here: use one of {', '.join(VERSIONS)}."
