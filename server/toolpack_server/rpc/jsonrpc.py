@@ -244,6 +244,7 @@ def _create_handler(method: type[Method], app: App) -> Handler:
     def handler(
         caller: Caller, args: tuple[Any, ...], kwargs: Mapping[str, Any], prepare: Prepare | None = None
     ) -> Awaitable[Any]:
+        """Validate the parameters now, and return an awaitable that runs the method."""
         request = _validate(method, names, args, kwargs)
         if prepare is not None:
             prepare(request)

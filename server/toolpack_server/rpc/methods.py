@@ -112,8 +112,8 @@ class RunFunction(
     )
 
     async def handle(self, caller: Caller, app: App) -> Fragment:
-        kwargs, problem = self.kwargs, None
-        if type(kwargs) is not dict:
+        kwargs, problem = self.kwargs, None  # `problem` makes the call fail, so that the agent learns of its mistake
+        if type(kwargs) is not dict:  # models often write the arguments as JSON text
             kwargs, problem = await app.parser.arguments(kwargs, caller.owner)
         request = CallRequest(
             self.function,

@@ -150,6 +150,10 @@ class CallTransport(Transport[Outcome]):
 
     @override
     def allows(self, sizes: Sequence[int], context: ExecutionContext) -> bool:
+        """Return whether an answer can have pieces of these sizes: results, then the parts that the call changed.
+
+        A read-only call changes nothing, so its answer contains only results.
+        """
         nested, parts = len(self._plan.nested), 0 if self._plan.read_only else len(self._parts)
         texts = 2 * context.max_result_bytes + nested * CUT_BYTES  # the result, and the results of all nested calls
         pieces, volume_bytes = 0, 0
@@ -160,6 +164,10 @@ class CallTransport(Transport[Outcome]):
 
     @override
     def read(self, answer: Frame, context: ExecutionContext, process: int) -> Outcome:
+        """Check the answer and return the call's outcome, with sealed parts.
+
+        `outcome.live` refers to the objects that the executor `process` keeps in its cache for the next call.
+        """
         plan, head = self._plan, answer.head
         changed, live, returned = head["blobs"], head["live"], head["nested"]
         volumes = {stored.live: stored for stored in self._volumes}

@@ -133,6 +133,7 @@ class Mcp:
             await self._toolpacks(caller)
 
     async def _initialize(self, caller: Caller, message: McpMessage) -> bytes:
+        """Answer `initialize` with the client's version, or with the newest legacy version if that isn't supported."""
         # `initialize` doesn't renew the TTL, because the session must expire soon if the client sends nothing else.
         await self._sessions.toolpacks(caller.session_id or "", caller.owner, renew=False)
         requested = message.params.get("protocolVersion")
