@@ -441,7 +441,7 @@ def test_use_the_console_with_the_keyboard_alone(page, server):
     page.tab_to("function")
     page.press("add")
     page.at(page.hash.split("?")[0] + "?run=")
-    page.sees("What to add")
+    page.sees("The number to add")
     page.tab_to("amount")
     page.press("5")
     page.tab_to("Run")
