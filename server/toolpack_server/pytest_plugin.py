@@ -1,6 +1,6 @@
 """Pytest plugin: the option `--pack-dir` and the fixture `toolpack_session`.
 
-Pytest loads this module in every project in which Toolpack Server is installed. So it imports the server only when a
+Pytest loads this module in every project where Toolpack Server is installed. So it imports the server only when a
 test uses the fixture.
 """
 

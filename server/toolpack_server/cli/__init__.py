@@ -23,7 +23,7 @@ from toolpack_server.base.terminal import echo
 
 FIRST_FREE_DESCRIPTOR = 3  # first file descriptor after the standard streams
 GROUP = "toolpack_server.commands"
-"""Entry point group in which a distribution registers click commands as subcommands `NAME` or `session NAME`."""
+"""Entry point group where a distribution registers click commands as subcommands `NAME` or `session NAME`."""
 
 COMMANDS = {
     "serve": "toolpack_server.cli.serve:serve",

@@ -260,7 +260,7 @@ class ClientMethods:
             task: A task, as toolpack/name. The session gets the task's toolpacks and options. `options` overrides
                 the task's options, and `toolpacks` adds further toolpacks.
             seed: Seed of the random numbers that functions generate. The same seed produces the same numbers.
-            clock: Time at which the clock that the session's functions see starts, in RFC 3339 with an offset.
+            clock: Start of the clock that the session's functions see, in RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to the clock; default: 1.
             participants: Participants and their rights: {name: {functions, max_calls, prompt, answers}}. They are
                 merged with the task's participants, and values here replace the task's values.
@@ -433,7 +433,7 @@ class ClientMethods:
             call_id: Idempotency key, chosen by the client. A repeated request with the same key returns the first
                 result and changes nothing.
             seed: Seed of the random numbers that functions generate. The same seed produces the same numbers.
-            clock: Time at which the clock that the session's functions see starts, in RFC 3339 with an offset.
+            clock: Start of the clock that the session's functions see, in RFC 3339 with an offset.
             clock_step_seconds: Seconds that each call adds to the clock; default: 1.
             perturbations: Rules for the forks; default: the parent's rules. An object without rules removes them.
             without_events: Names of events that don't happen in the forks; default: all events happen.

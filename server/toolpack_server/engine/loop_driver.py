@@ -18,7 +18,7 @@ from toolpack_server.base.errors import Interrupted
 from toolpack_server.engine.jobs import Job, deliver, deliver_here
 from toolpack_server.engine.pool_thread import PoolThread
 
-WAKE_SECONDS = 1.0  # interval at which the main thread wakes up to handle signals that were sent to another thread
+WAKE_SECONDS = 1.0  # interval between wake-ups of the main thread to handle signals that were sent to another thread
 
 
 class LoopDriver:

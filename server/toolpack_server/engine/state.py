@@ -64,7 +64,7 @@ class Effect:
     Attributes:
         answer: The answer to the caller. Operation hooks can replace it, which doesn't change the record.
         members: The fields of the record that its kind defines. None: the operation has no record.
-        versions: The number by which the session's version increases.
+        versions: How much the session's version increases.
         seconds: Duration of the operation.
         parts: The new blob ids of the changed parts.
         new_blobs: The bytes of blobs that aren't in the store yet, by id.

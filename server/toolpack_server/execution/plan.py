@@ -39,7 +39,7 @@ class SessionFunctions(Protocol):
 
 @dataclass(slots=True)
 class Plan:
-    """The plan of a call: its function and arguments, and the rules under which they run."""
+    """The plan of a call: its function and arguments, and the rules for running them."""
 
     runtime: SessionFunctions
     function: str

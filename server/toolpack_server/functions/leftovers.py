@@ -31,7 +31,7 @@ class LoopExecutor(ThreadPoolExecutor):
         """Queue work, and count it in `unfinished` until it ends."""
         future = super().submit(fn, *args, **kwargs)
         self.unfinished.add(future)
-        # Callbacks run in the order in which they were added, and asyncio adds its own later. So when an `await` of the
+        # Callbacks run in the order that they were added, and asyncio adds its own later. So when an `await` of the
         # future returns, this callback has already run.
         future.add_done_callback(self.unfinished.discard)
         return future

@@ -356,7 +356,7 @@ def _copy(value: Any, copy_item: Copy) -> Any:
 
 
 def _sort_key(item: Any) -> bytes:
-    """Return the key by which the items of a set are sorted: their JSON text."""
+    """Return the sort key of a set's item: its JSON text."""
     try:
         return to_json(item)
     except ResultError:  # the conversion of the whole set will fail later, with the location in its message

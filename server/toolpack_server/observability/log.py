@@ -62,7 +62,7 @@ class EndedCall(NamedTuple):
     """A finished call, for the log and the metrics.
 
     Attributes:
-        at: The time at which the call ended, in seconds since the epoch.
+        at: The time when the call ended, in seconds since the epoch.
         session_id: The session of the call. The log contains only the first characters of this id.
         owner: The token's owner, or None for a call made through an agent's path.
         kwargs: The JSON text of the arguments, exactly as the client sent it.

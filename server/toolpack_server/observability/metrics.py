@@ -133,7 +133,7 @@ class Metrics:
         self._commit_lock = threading.Lock()
 
     def of_row(self, number: int) -> Self:
-        """Select the row to which this worker's process writes, and return `self`."""
+        """Select the row for this worker's process, and return `self`."""
         self._row = self._rows[number]
         self.running.of_row(number)
         return self

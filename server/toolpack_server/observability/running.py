@@ -35,7 +35,7 @@ class RunningFunctions:
         self.of_row(0)
 
     def of_row(self, number: int) -> Self:
-        """Select the row to which this worker's process writes, and return `self`.
+        """Select the row for this worker's process, and return `self`.
 
         The row is cleared, because it can contain the calls of an earlier worker that died.
         """

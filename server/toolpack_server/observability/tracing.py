@@ -33,7 +33,7 @@ class CallTrace:
         self.run_began = self.run_ended = self.commit_began = self.commit_ended = 0
 
     def runs(self) -> None:
-        """Record the start of the call's function. Must be called in the context in which the function runs."""
+        """Record the start of the call's function. Must be called in the function's context."""
         self.run_began = time.time_ns()
         _running.set(self)
 

@@ -110,7 +110,7 @@ class NamedAddresses:
     """Additional addresses of sessions besides the agent's. A feature's subclass defines them. This class adds none.
 
     Attributes:
-        purpose: String from which, together with the server's key, the keys of the additional addresses are derived.
+        purpose: String for deriving the keys of the additional addresses from the server's key.
         member: Name of the field in a session's description that lists the paths of each address by name. "" omits this
             field.
     """

@@ -164,7 +164,7 @@ def shown(key: object) -> str:
 
 @lru_cache(maxsize=1024)
 def slots_of(kind: type) -> tuple[Slot, ...]:
-    """Return the slots of a class, in the order in which reports list their changes."""
+    """Return the slots of a class, in the order that reports list their changes."""
     slots = []
     for base in kind.__mro__:
         for name, slot in vars(base).items():

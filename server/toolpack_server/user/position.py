@@ -50,7 +50,7 @@ class Position(NamedTuple):
 
 
 class View(NamedTuple):
-    """The settings with which a participant's position is computed from a session's records.
+    """The settings for computing a participant's position from a session's records.
 
     The command creates one view for a run. For each session, the player makes a copy with the session's `task`.
 

@@ -36,7 +36,7 @@ class Run:
         model: Decides what the participant does.
         view: The participant's view of a session.
         sessions: Number of sessions to play. None: the first, and all that appear before the last one ends.
-        report: Called with a line of text for each session in which the participant failed.
+        report: Called with a line of text for each session where the participant failed.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ def waiting_calls_delay_no_other_session(open_session: Open) -> None:
     """While calls in 48 sessions wait, calls in other sessions run."""
     sessions = [open_session() for _ in range(49)]
     for seconds in (3, 6, 9):  # a busy machine may need the longer times
-        ended: list[int] = []  # indexes of the sessions, in the order in which their calls ended
+        ended: list[int] = []  # indexes of the sessions, in the order that their calls ended
 
         def wait(number: int, seconds: int = seconds, ended: list[int] = ended) -> None:
             """Make three quick calls in session 0, or a call that waits in another session."""

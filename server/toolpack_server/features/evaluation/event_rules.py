@@ -206,7 +206,7 @@ def read_event_rules(value: Any, begins: int = 0, *, complete: bool = True) -> S
     """Parse and validate rules.
 
     Args:
-        begins: The time at which the session begins. A duration in `at` or `until` counts from this time.
+        begins: The time when the session begins. A duration in `at` or `until` counts from this time.
         complete: Whether `value` contains all rules of a session. Each name in `after` must then be the name of a rule
             in `value`.
 

@@ -274,7 +274,7 @@ def _restore(path: str, kind: Any, value: Any, pieces: Iterator[bytes], ask: Ask
     Args:
         path: The field's path in the request, by which the executor can ask for the field's data.
         kind: The field's type, because JSON doesn't contain the types.
-        pieces: The request's pieces. Snapshots take theirs in the order in which `_dump` appended them.
+        pieces: The request's pieces. Snapshots take theirs in the order that `_dump` appended them.
     """
     if kind is Snapshot:
         return _snapshot(path, value, pieces, ask)

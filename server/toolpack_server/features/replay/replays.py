@@ -121,7 +121,7 @@ class Replays:
         """Run at most `limit` records of a session again; see `ReplaySession`.
 
         Args:
-            creation: The identity of the request, by which a retry finds the new session. None without a call_id.
+            creation: The identity of the request, so that a retry finds the new session. None without a call_id.
 
         Raises:
             ClassesChangedError: A toolpack isn't loaded any more, or the session's first environment can't be rebuilt.
@@ -320,7 +320,7 @@ class _Replayer:
         self.done = 0
         self.version = 0
         # The new session's version for each recorded version. The two differ if a function was edited and now changes
-        # the world in a call in which it didn't before, or the reverse.
+        # the world in a call where it didn't before, or the reverse.
         self._versions = {0: 0}
         self._events: list[Mapping[str, Any]] = []  # recorded events of the world that haven't been compared yet
 

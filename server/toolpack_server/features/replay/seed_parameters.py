@@ -47,7 +47,7 @@ class SeedParameters(Parameters):
         None, description="Seed of the random numbers that functions generate. The same seed produces the same numbers."
     )
     clock: Annotated[str, AfterValidator(_check_clock)] | None = Field(
-        None, description="Time at which the clock that the session's functions see starts, in RFC 3339 with an offset."
+        None, description="Start of the clock that the session's functions see, in RFC 3339 with an offset."
     )
     clock_step_seconds: float | None = Field(
         None,

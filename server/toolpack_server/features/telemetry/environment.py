@@ -12,7 +12,7 @@ _CAPTURES = {"true", "1", "span_only", "event_only", "span_and_event"}
 
 
 def exported_signals(variables: Mapping[str, str]) -> set[str]:
-    """Return the signals (`TRACES`, `METRICS`) for which an endpoint is set.
+    """Return the signals (`TRACES`, `METRICS`) that have an endpoint.
 
     Raises:
         ValueError: The exporter doesn't support the endpoint or the protocol.

@@ -44,7 +44,7 @@ class LossLog:
         self._logged = 0
 
     def report(self, reason: str) -> None:
-        """Log the reason for which spans are lost, at most once a minute."""
+        """Log why spans are lost, at most once a minute."""
         if time.monotonic() - self._logged_at >= QUIET_SECONDS:
             self._write(reason)
 

@@ -36,10 +36,10 @@ class CallSpans(CallTrace):
 
     Attributes:
         span: The span of the call.
-        child_context: The context in which child spans of `span` are created.
+        child_context: The context for child spans of `span`.
         run: The span of the function's run. None: the call is still in the queue.
-        began: The time at which the call arrived, in nanoseconds since the epoch.
-        labels: The attributes with which the call's metrics are recorded.
+        began: The time when the call arrived, in nanoseconds since the epoch.
+        labels: The attributes of the call's metrics.
         claims: The spans that the function created in an executor, as JSON. They aren't checked yet.
     """
 
@@ -188,7 +188,7 @@ class CallTracer:
         """Create the span of an evaluation that has ended, with the verdict as an event.
 
         Args:
-            began: The time at which the evaluation began, in nanoseconds since the epoch.
+            began: The time when the evaluation began, in nanoseconds since the epoch.
             verdict: The verdict, or None if the evaluation was refused.
         """
         origin = request_origin.get() or _NO_ORIGIN

@@ -1,4 +1,4 @@
-"""Paths relative to the module in which an author creates a database or files.
+"""Paths relative to the module where an author creates a database or files.
 
 These paths don't depend on the server's working folder, so a toolpack behaves the same wherever the server starts. The
 working folder is used only if the module has no file, for example in an interactive session.

@@ -130,7 +130,7 @@ def _inspect(settings: Settings) -> _Inspection:
 
 
 def _shared_writes(catalog: Catalog) -> list[Finding]:
-    """Return a note for each place at which a toolpack's function writes to shared state."""
+    """Return a note for each place where a toolpack's function writes to shared state."""
     findings: dict[tuple[str, str], Finding] = {}
     for pack in catalog.toolpacks.values():
         for function in pack.functions.values():

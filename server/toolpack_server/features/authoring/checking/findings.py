@@ -15,7 +15,7 @@ class Finding:
     location: str  # file, line and function
     what: str  # the fault; two findings on one function with the same `what` are duplicates
     advice: str = ""  # how to fix the fault; "" if `what` already says so
-    called: str = ""  # the situation in which the fault occurs, such as the arguments of the call
+    called: str = ""  # when the fault occurs, such as the arguments of the call
     is_problem: bool = False  # whether this is a problem; otherwise it is a note
     details: str = ""  # further lines, such as a traceback
     subject: str = ""  # the shared variable or process state that the function changes, to recognize duplicates

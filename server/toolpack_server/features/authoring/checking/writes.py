@@ -38,7 +38,7 @@ CONSTANTS = (str, int, float, bool, bytes, tuple, frozenset, type(None), ModuleT
 
 
 class SharedWrite(NamedTuple):
-    """A place at which code changes state that all sessions share: a module variable or process state."""
+    """A place where code changes state that all sessions share: a module variable or process state."""
 
     location: str  # file and line
     name: str  # the expression in the code, such as `os.environ.pop`

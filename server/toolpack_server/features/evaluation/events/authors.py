@@ -29,7 +29,7 @@ class EventAuthor(Toolpack):
         hidden: The names of the functions of events and conditions, which agents and other participants can't call.
 
     Args:
-        begins: The simulated time at which the toolpack's sessions begin, in RFC 3339 with an offset. Default:
+        begins: The simulated time when the toolpack's sessions begin, in RFC 3339 with an offset. Default:
             2026-01-01T00:00:00Z.
         step_seconds: The simulated time that a call takes, in seconds. Default: 1.
     """

@@ -148,7 +148,7 @@ class EventCreationHook(CreationHook):
         return {NAME: {**events, "rules": rules}, TIMELINE: timeline.without(without).to_json()}
 
     def _resolve(self, request: SessionRequest, toolpacks: Sequence[str]) -> Events | None:
-        """Return the session's rules, the time at which it begins, and its step. Return None if it has no events.
+        """Return the session's rules, the time when it begins, and its step. Return None if it has no events.
 
         The rules of the toolpacks, the task and the request are added up, unless the request replaces them all. The
         request's clock determines when the session begins, then `begins` of its events, then of the toolpacks.

@@ -56,7 +56,7 @@ class TooManyEventsError(CallError):
 
 
 class _Wait(NamedTuple):
-    """A call to `wait`, which the hook answers. `end` is the simulated time at which the wait ends."""
+    """A call to `wait`, which the hook answers. `end` is the simulated time when the wait ends."""
 
     end: int
 

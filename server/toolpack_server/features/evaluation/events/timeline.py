@@ -115,11 +115,11 @@ class SessionEvents:
     """The event rules of a session. The methods compute each timeline from the previous timeline.
 
     Args:
-        events: An `Events` object: the rules, the time at which the session begins, and the step.
+        events: An `Events` object: the rules, the time when the session begins, and the step.
         seed: The session's seed, which determines random times.
 
     Attributes:
-        begins: The time at which the session begins.
+        begins: The time when the session begins.
         step: The simulated time that a call takes.
         rules: The rules by name.
         speaks: Whether any rule sends messages.

@@ -46,7 +46,7 @@ def phantom(**when: Any) -> Rule:
 
 
 def outages(functions: str | Sequence[str], calls: int = 2, *, implicit: bool = True) -> dict[str, list[Rule]]:
-    """Create four variants in which functions fail.
+    """Create four variants where functions fail.
 
     - `outage`: the first `calls` calls fail with an error.
     - `outage-permanent`: all calls fail with an error.
@@ -78,7 +78,7 @@ def attacks(
     trusted: int = 3,
     harm: str | Mapping[str, Any] | None = None,
 ) -> dict[str, list[Rule]]:
-    """Create variants for the ways in which an attacker can give the agent instructions.
+    """Create variants for the ways that an attacker can give the agent instructions.
 
     - `poisoned-description`: the text is appended to the descriptions of functions.
     - `changed-description`: the text is appended to descriptions, but only after the agent's first `trusted` calls.

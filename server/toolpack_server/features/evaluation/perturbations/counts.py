@@ -17,7 +17,7 @@ from toolpack_server.stores.base import Head, StoredSession
 
 NAME = "perturbations"  # name of the request's parameter, and key of the rules in a session's details
 COUNTS = "counts"  # key of the initial counts in a fork's details, and of the counts in a record's private data
-UNKNOWN = ""  # name under which calls to unknown functions are counted
+UNKNOWN = ""  # name that counts calls to unknown functions
 
 
 class Counts(NamedTuple):

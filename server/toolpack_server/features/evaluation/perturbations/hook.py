@@ -289,7 +289,7 @@ class PerturbationHook(OperationHook):
             change.private["content"] = answer.content
 
     def _agent_view(self, matched: _MatchedRules, real: Outcome, answer: Outcome) -> dict[str, Any]:
-        """Return the fields of the call in which the agent's view differs from the real call.
+        """Return the fields of the call where the agent's view differs from the real call.
 
         `function` is included if the agent used a new name for the called function or for a function in a nested call.
         """

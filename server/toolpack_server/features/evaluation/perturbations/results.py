@@ -28,7 +28,7 @@ class SessionPerturbations(TypedDict):
 
 
 class AgentView(TypedDict):
-    """The fields of a call in which the agent's view differs from the real call."""
+    """The fields of a call where the agent's view differs from the real call."""
 
     function: NotRequired[str]
     kwargs: NotRequired[dict[str, Json]]

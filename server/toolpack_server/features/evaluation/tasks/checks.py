@@ -1,6 +1,6 @@
 """Checks of tasks for `toolpack-server check --tasks`.
 
-Each task is checked in sessions of an in-memory service. A session in which nothing was done must not pass, unless the
+Each task is checked in sessions of an in-memory service. A session where nothing was done must not pass, unless the
 task sets `nop_passes`. The task's solution must run without an error and pass. Both sessions are evaluated twice,
 alternately. If the second verdicts differ, the evaluator isn't a pure function, so the check reports the evaluator
 instead of the solution.
@@ -129,7 +129,7 @@ class _Checks:
     """Checks tasks one by one, in sessions of its own service in memory, which no client can reach."""
 
     def __init__(self, settings: Settings, catalog: Catalog) -> None:
-        self._raised_at: str | None = None  # the source location at which the last call raised an exception
+        self._raised_at: str | None = None  # the source location where the last call raised an exception
         self._service = Service(settings, catalog, on_call=self._store_location)
         self._request = local(self._service, Caller())
         self._catalog = catalog
@@ -143,7 +143,7 @@ class _Checks:
     async def problem(self, name: str, task: Task) -> str | None:
         """Return the first problem with a task, or None.
 
-        The check evaluates a session in which the solution was played, and a session in which nothing was done.
+        The check evaluates a session where the solution was played, and a session where nothing was done.
         """
         if task.evaluate is None and task.solution is None:
             return "it has neither an evaluator nor a solution: give one."

@@ -30,7 +30,7 @@ from toolpack_server.features.evaluation.tasks.variants import FalseAnswers, cou
 from toolpack_server.protocol.senders import AGENT
 
 GROUP = "toolpack_server.evaluate"
-"""The entry point group in which other features register their `EvaluateExtra` classes."""
+"""The entry point group where other features register their `EvaluateExtra` classes."""
 
 _PAGE_SESSIONS = 25  # max sessions that one request evaluates
 _SESSION_MEMBERS = {"session_id", "labels", "variant", "problem"}  # fields copied from a summary to its verdict

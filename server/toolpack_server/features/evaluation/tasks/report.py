@@ -58,7 +58,7 @@ class RunsPage:
 
     Args:
         send: Sends a request to the server, or to the service in this process.
-        labels: The labels by which the sessions were selected.
+        labels: The labels that select the sessions.
         url: The server's URL, for links to its console. None: the service runs in this process, so there are no links.
     """
 

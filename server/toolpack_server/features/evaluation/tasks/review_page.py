@@ -218,7 +218,7 @@ class _Page:
 
 
 def lost_lines(places: Sequence[str]) -> list[str]:
-    """Count the places at which failed rollouts were lost. Return a line for each place, the most frequent first."""
+    """Count the places where failed rollouts were lost. Return a line for each place, the most frequent first."""
     counts = sorted(((places.count(place), place) for place in {*places}), key=lambda each: (-each[0], each[1]))
     return [f"{count} of {len(places)} failures: {place}" for count, place in counts]
 

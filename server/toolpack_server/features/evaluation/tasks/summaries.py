@@ -250,7 +250,7 @@ def is_rollout(session: Mapping[str, Any], selected: Mapping[str, str]) -> bool:
     marks these sessions.
 
     Args:
-        selected: The labels by which the client selected sessions.
+        selected: The labels that the client selected sessions by.
     """
     labels, parent = session["labels"], session.get("parent")
     made_by: set[str] = {_CONSOLE_LABEL} & labels.keys()

@@ -41,7 +41,7 @@ class ReceiptRefusedError(click.ClickException):
 
 
 class ReceiptPart(BaseModel):
-    """The history of one session, up to its end or to the point at which the next part's session was forked from it.
+    """The history of one session, up to its end or to the point where the next part's session was forked from it.
 
     Attributes:
         details: Features' data of the session, such as its seed and clock.

@@ -35,8 +35,8 @@ CACHE_BYTES = 64 * 2**20  # size of the cache of blobs, in addition to the cache
 MAX_UPLOADED = 4096  # maximum number of uploaded blobs that wait for their commit
 DELETION_BATCH_SIZE = 256  # number of objects that one request deletes
 SWEEP_SECONDS = 6 * 3600.0  # interval between sweeps by any server
-SWEEP_CHECK_SECONDS = 600.0  # interval at which a server checks whether a sweep is due
-# Age at which a sweep deletes an unnamed object; a younger object might still get its stub.
+SWEEP_CHECK_SECONDS = 600.0  # interval between checks whether a sweep is due
+# Minimum age of an unnamed object that a sweep deletes; a younger object might still get its stub.
 UNNAMED_SECONDS = 24 * 3600.0
 LOOKUP_BATCH_SIZE = 50  # number of blobs that are looked up at a time
 # Blob ids that can be part of an object's name. All ids that the server creates match this pattern.
@@ -85,7 +85,7 @@ class OutsideBlobs:
         self._dropped: deque[str] = deque()  # names of objects to delete
         self._background = ThreadPoolExecutor(1, "blobs")
         self._cleanup: Future[None] | None = None
-        self._next_check = time.monotonic()  # time at which to check again whether a sweep is due
+        self._next_check = time.monotonic()  # time when to check again whether a sweep is due
         self._closed = threading.Event()
 
     def __getattr__(self, name: str) -> Any:

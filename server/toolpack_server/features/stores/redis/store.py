@@ -96,7 +96,7 @@ class RedisStore:
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
-        """Add sessions with one script. The arguments are in the order in which the script reads them."""
+        """Add sessions with one script. The arguments are in the order that the script reads them."""
         names = {session.recipe: "recipe:" + digest(session.recipe).hex() for session in sessions}
         rows: list[str | bytes | float] = []
         for session in sessions:

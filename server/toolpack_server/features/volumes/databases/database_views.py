@@ -73,7 +73,7 @@ class Table:
     Attributes:
         columns: The visible columns.
         key: Indices of the primary key's columns in `columns`, in the order of the key.
-        rowid: A name by which SQL can read the rowid. None if the table has no rowids, or columns hide all such names.
+        rowid: A name that SQL can read the rowid by. None if the table has no rowids, or columns hide all such names.
     """
 
     def __init__(self, reading: Reading, name: str, *, has_rowid: bool, is_virtual: bool) -> None:
@@ -119,7 +119,7 @@ class Table:
         return self._rows(f"{self._select} {where} ORDER BY {order}{ending}", parameters)
 
     def stored(self, ranges: Ranges | None = None) -> Iterator[Sequence[Row]]:
-        """Yield chunks of rows in the order in which the database stores them.
+        """Yield chunks of rows in the order that the database stores them.
 
         Args:
             ranges: Rowids of the rows. None means all rows. If the table has no rowids, any range stands for all rows.

@@ -1,4 +1,4 @@
-"""Immutable tree of files, whose versions share unchanged nodes.
+"""Immutable tree of files. Its versions share unchanged nodes.
 
 A change creates new folders only along its path. So a copy costs nothing, a comparison skips shared nodes without
 reading them, and several sessions can use one tree at the same time.
