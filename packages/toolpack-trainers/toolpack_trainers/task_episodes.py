@@ -135,7 +135,12 @@ class TaskEpisodes:
     async def environment(self, caller: Caller, name: str | None, hint: str = "") -> str:
         """Return the toolpack of a request.
 
-        It is the toolpack that the name or else the hint names. Without both, it is the only toolpack with tasks.
+        It is the toolpack with this name, in upper or lower case. Without a name it is the toolpack that `hint` names,
+        or else the only toolpack with tasks.
+
+        Args:
+            name: Name in the request, or None.
+            hint: Name to try if the request has no name. An unknown hint is ignored.
 
         Raises:
             HttpRefusedError: No toolpack with tasks has this name, or the request names no toolpack although several

@@ -139,8 +139,8 @@ class MessageRecord(TypedDict):
 class Replay(TypedDict):
     """The new session, the number of records that were run again in it, and the first difference if there is one.
 
-    `complete` is true if all records were run again without a difference. `other_versions` lists the toolpacks that had
-    another version when the replayed session was created.
+    `complete` is true if all records were run again without a difference. `other_versions` lists the toolpacks whose
+    loaded version differs from the version when the original session was created.
     """
 
     session: Session

@@ -32,7 +32,7 @@ ASKS_MAX = 10_000  # maximum number of sessions in the table of these requests
 
 
 class Leases:
-    """Acquires and releases leases if the store is shared. Otherwise all leases are granted at once."""
+    """Acquires and releases leases if the store is shared. Otherwise every lease is granted immediately."""
 
     def __init__(self, store: SessionStore) -> None:
         self.required = store.shared

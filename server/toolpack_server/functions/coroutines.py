@@ -30,9 +30,9 @@ current_call: ContextVar[Any] = ContextVar("current_call", default=None)
 
 
 def _refused(method: Callable[..., Any]) -> Any:
-    """Return a method of the event loop that raises a `RuntimeError` if the code of a call invokes it.
+    """Wrap a method of the event loop, so that it raises a `RuntimeError` if a toolpack's function calls it.
 
-    The server's own code may still invoke it, because no call is current there.
+    The server's own code can still call it, because `current_call` isn't set there.
     """
 
     def guarded(*args: Any, **named: Any) -> Any:

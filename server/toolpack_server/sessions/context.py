@@ -140,10 +140,11 @@ class SessionContext:
         return next((shown(name) for data in feature_options for name in data if name not in self._supported), None)
 
     def check_session(self, session: StoredSession) -> None:
-        """Check that a stored session is unchanged since its creation, and that this server supports all its data.
+        """Check that the data that a session was created from is unchanged, and that this server supports all of it.
 
         Raises:
-            StateDamagedError: The session was changed, or a newer version of the server created it.
+            StateDamagedError: The data was changed, or was created with another secret key, by a newer version of the
+                server, or with a feature that this server lacks.
         """
         self.identities.check(session)
         unknown = self.unknown(Recipe.of(session).feature_options, details_of(session))

@@ -145,7 +145,7 @@ class MemoryStore:
         blobs: Mapping[str, bytes],
         history: History = NO_HISTORY,
     ) -> None:
-        """Add a row for each session that isn't stored yet."""
+        """Add a row for each session that is neither stored nor kept for its forks. See `SessionStore.create`."""
         parts = dict(parts)  # one copy, which the new sessions share until they change something
         changes = [Change(0, part, blob) for part, blob in parts.items()]
         changes += [Change(*row) for row in history.rows()]
@@ -161,7 +161,7 @@ class MemoryStore:
                 self._agents[session.agent_key] = session.id
                 self._owners[session.owner] += 1
                 self._add_references(changes, blobs)
-                if session.parent is not None:
+                if session.parent is not None:  # the number of the parent's records that the fork needs
                     self._rows[session.parent.session_id].forks[session.id] = session.parent.last + 1
             self._sorted.add(new)
 

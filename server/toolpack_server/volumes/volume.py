@@ -140,11 +140,11 @@ class Content(ABC):
     @classmethod
     @abstractmethod
     def sizes(cls, body: Body) -> Mapping[Key, int]:
-        """Return the size in bytes of each key in a piece after the first, as `finish` has returned it."""
+        """Return the sizes that `finish` returned for a piece after the first one, in bytes by key."""
 
     @abstractmethod
     def finish(self) -> Mapping[Key, int]:
-        """End the use by a function that returned. Return the size in bytes of each key that the function changed.
+        """End the use by a function that returned. Return the bytes of each page or file that it changed, by key.
 
         Afterwards, only `body` can be called, and `mount.copy()` contains the current content. The server calls
         `finish` only if the call used the working copy and isn't read-only.

@@ -198,9 +198,14 @@ class Handles:
         return call.result()
 
     async def get(self, caller: Caller, message: McpMessage) -> bytes:
-        """Answer `tasks/get`: the result if the call is recorded, otherwise the state after waiting a moment.
+        """Answer `tasks/get`: return the result if the call has ended, otherwise the state "working".
 
-        If the call neither is recorded nor runs in this worker, run it again. Its call_id makes this safe.
+        If the call isn't recorded, wait a moment for its end. If it doesn't run in this worker either, first run it
+        again; its call_id makes this safe. A call that was cancelled, or that the server had no time or room for, still
+        counts as working, so the next poll runs it again.
+
+        Raises:
+            RequestError: The id is invalid, or the call can't be run now.
         """
         handle_id = _id_of(message)
         handle, call_end = await self._find_call(caller, handle_id)

@@ -238,8 +238,8 @@ COMMIT = """
     )
     SELECT number FROM moved
 """
-# Finds commits whose records are already stored. The statement also writes, so that Postgres responds only when a
-# standby has the records.
+# Finds commits whose records are already stored. The UPDATE changes no value, but makes Postgres confirm a write: with
+# synchronous replication it responds only when a standby has the records.
 SAME = """
     WITH same AS MATERIALIZED (
         SELECT s.key, g.number

@@ -97,8 +97,8 @@ class _Rules:
             self.denied = f"{second}() isn't allowed in a session's database"
             return sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_DETACH or (action == sqlite3.SQLITE_ATTACH and (first or self._attaches())):
-            # A VACUUM attaches a file with an empty name. If the SQL also contains the word ATTACH, this can't be
-            # distinguished from an ATTACH.
+            # SQLite runs a VACUUM by attaching a file with an empty name. If the SQL also contains the word ATTACH, an
+            # ATTACH by the author could look the same, so both are refused. Only the error message differs.
             is_vacuum = first == "" and action == sqlite3.SQLITE_ATTACH and _VACUUM.search(self.script or "")
             self.denied = _VACUUM_ALONE if is_vacuum else _NO_ATTACH
             return sqlite3.SQLITE_DENY

@@ -336,9 +336,14 @@ class Directory:
         return os.stat(path, dir_fd=self._root, follow_symlinks=False)
 
     def _set_times(self, tree: FolderNode, time_ns: int) -> dict[str, os.stat_result]:
-        """Set the modification times of all files and folders, and return their new statuses."""
+        """Set the times of all files and folders of a tree that is completely written. Return their new statuses.
+
+        The times are the same in each run. Writing an entry would change its folder's time again.
+
+        Raises:
+            PermissionError: The system forbids setting times.
+        """
         statuses = {}
-        # Set the time of each folder after its content was written.
         for path in reversed([".", *(path for path, _ in walk(tree))]):
             os.utime(path, ns=(time_ns, time_ns), dir_fd=self._root, follow_symlinks=False)
             statuses[path] = os.stat(path, dir_fd=self._root, follow_symlinks=False)
